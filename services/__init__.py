@@ -1,0 +1,1 @@
+"""Tenure: leased permits for LLM inference, shared by many gateways through one Redis."""

@@ -1,0 +1,1 @@
+"""What Tenure promises, as tests; README.md says what each folder proves."""

@@ -1,0 +1,1 @@
+"""What the tests share: a real redis-server, waiting on conditions, and the machinery around them."""
