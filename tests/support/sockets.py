@@ -1,0 +1,39 @@
+"""Small facts about TCP sockets that several instruments share."""
+
+from __future__ import annotations
+
+import socket
+import struct
+from typing import TYPE_CHECKING, cast
+
+if TYPE_CHECKING:
+    import asyncio
+
+LOOPBACK = "127.0.0.1"
+
+
+def listen(port: int = 0, *, backlog: int = 2048, send_buffer: int | None = None) -> socket.socket:
+    """Return a listening loopback socket; `send_buffer` bytes bound what the kernel holds per connection."""
+    sock = socket.socket()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if send_buffer is not None:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
+    sock.bind((LOOPBACK, port))
+    sock.listen(backlog)
+    sock.setblocking(False)
+    return sock
+
+
+def reset_on_close(sock: socket.socket) -> None:
+    """Make the next close of `sock` send RST instead of FIN, throwing away what was not sent."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+
+def abort(transport: asyncio.BaseTransport) -> None:
+    """Cut a transport with RST; a transport that is closed already is left alone."""
+    if transport.is_closing():
+        return
+    sock = transport.get_extra_info("socket")
+    if sock is not None:
+        reset_on_close(cast("socket.socket", sock))
+    cast("asyncio.WriteTransport", transport).abort()
