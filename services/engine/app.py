@@ -70,7 +70,7 @@ class EngineApp:
             return  # nobody is there to be answered
 
     async def _generate(self, kind: Kind, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request's life: read, wait for slot and pages, compute, answer. Every way out closes the guard."""
+        """One request's life: read, wait, compute, answer. Every way out closes the guard."""
         with self.room.guard() as guard:
             ask = parse(kind, await http.read_body(receive), self.options.model)
             more_tokens, reason = self._length(ask)

@@ -16,14 +16,13 @@ if TYPE_CHECKING:
 
 _PIECE = re.compile(r" ?\w{1,8}| ?[^\w\s]|\s")
 
-_WORDS = (
+# 61 of them, a prime, so every step through them visits all.
+_WORDS = (  # noqa: SIM905 - five lines of words instead of sixty
     "amber anchor april arrow autumn basin beacon birch bridge canal cedar chalk cliff cloud copper coral "
     "crane delta dune ember fern field fjord flint forest garnet glade grain harbor hazel heron indigo "
     "island ivory jade juniper kelp lagoon lantern larch ledge lichen maple marsh meadow mist moss north "
-    "oak ochre orchard otter pebble pine plum quartz rain reed ridge river"
-).split()  # noqa: SIM905 - five lines of words instead of sixty
-# A prime number of words: every step through them visits all.
-assert len(_WORDS) == 61, len(_WORDS)  # noqa: S101, PLR2004 - a slip in the list above shows at import
+    "oak ochre orchard otter pebble pine plum quartz rain reed ridge river saffron"
+).split()
 
 # The token that begins each text; the split never makes one of text.
 START = "<s>"

@@ -72,7 +72,7 @@ async def prefill(
 async def decode(
     guard: Guard, options: EngineOptions, pace: Pace, say: Callable[[str], Awaitable[None]]
 ) -> None:
-    """Generate `guard.more_tokens` tokens and `say` each. The first comes out of the prefill, so without a gap.
+    """Generate the guard's `more_tokens` tokens and `say` each. The first follows the prefill without a gap.
 
     `say` may block: a client that does not read stops its own generation. Raises Gone when the client has
     left.
