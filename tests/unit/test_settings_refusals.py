@@ -28,7 +28,7 @@ def refusal(tmp_path: Path, text: str, environ: dict[str, str] | None = None) ->
         ("[redsi]", "redsi: unknown key; did you mean redis?"),
         ("[gateway]\nprot = 1", "gateway.prot: unknown key; did you mean port?"),
         ("[lease]\nx = 1", "lease.x: unknown key; known are: learning_ms, provisional_ms, tick_ms, ttl_ms"),
-        (FLEET + "quota = 1", "fleets.demo.quota: unknown key; known are: "),
+        (FLEET + "zzz = 1", "fleets.demo.zzz: unknown key; known are: "),
         (FLEET + "budgets = { idle = 1 }", "fleets.demo.budgets.idle: unknown key; did you mean idle_ms?"),
         (FLEET.replace("name =", "nam ="), "fleets.demo.engines[0].nam: unknown key; did you mean name?"),
         ("[tenants.a]\nquota = {}", "tenants.a.quota: unknown key; did you mean quotas?"),
@@ -54,9 +54,7 @@ def test_an_unknown_key_is_refused_with_the_nearest_one(tmp_path: Path, text: st
             "fleets.two.models names 'demo', which fleets.demo.models has; a model belongs to one fleet",
         ),
         (
-            FLEET.replace("]\n", ', { name = "e1", url = "http://h" }]\n').replace(
-                '["demo", { name = "e1", url = "http://h" }]', '["demo"]'
-            ),
+            FLEET.replace('= [{ name = "e1"', '= [{ name = "e1", url = "http://h" }, { name = "e1"'),
             "fleets.demo: engines has two named e1; give each engine a name of its own",
         ),
         (
@@ -212,14 +210,11 @@ def test_a_value_out_of_bounds_is_refused_by_its_field(tmp_path: Path, text: str
         ("TENURE_FLEETS__DMEO__TOTAL", "1", "fleets.dmeo.models: is missing"),
         ("TENURE_FLEETS__DEMO__MODELS", "demo", "models must be JSON"),
         ("TENURE_LEASE__", "1", "an empty part"),
-        ("TENURE_FLEETS", "", ""),
     ],
 )
 def test_a_wrong_variable_is_named_in_the_refusal(
     tmp_path: Path, variable: str, value: str, part: str
 ) -> None:
-    if not part:
-        pytest.skip("no value: a single part names a section, not a value")
     line = refusal(tmp_path, FLEET, {variable: value})
     assert part in line
     assert variable in line
