@@ -1,0 +1,202 @@
+"""`tenure doctor`: everything that is wrong with configuration, Redis and engines, each with its cure.
+
+Changes nothing. The one module besides the permit library that speaks to Redis directly: it asks questions
+that no gateway asks.
+"""
+
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import aclosing, asynccontextmanager
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from redis.asyncio import Redis
+from redis.crc import key_slot
+from redis.exceptions import RedisError
+
+from services.cli.findings import Finding, fine, note, problem
+from services.permits.connect import connect
+from services.permits.errors import PermitError
+from services.permits.keys import FleetKeys
+from services.permits.store import Store
+from services.settings.schema import Settings
+
+# What every one of our scripts needs: Redis 7, or any Valkey.
+_FLAGGED_SCRIPT: Final = "#!lua flags=no-writes\nreturn redis.call('TIME')[1]"
+_FULL_SHARE: Final = 0.9
+_CONNECTIONS: Final = 2
+
+Info = Mapping[str, Any]
+
+
+async def why_scripts_fail(url: str) -> str:
+    """Return why this server cannot run our scripts, or nothing when it can."""
+    async with _client(url) as client:
+        try:
+            await client.eval(_FLAGGED_SCRIPT, 0)
+        except (RedisError, OSError) as error:
+            return f"does not run scripts with `#!lua` flags ({_line(error)})"
+    return ""
+
+
+async def examine_redis(settings: Settings) -> list[Finding]:
+    """Ask Redis everything; one finding says so when it does not answer at all."""
+    async with _client(settings.redis.url) as client:
+        try:
+            info: Info = await client.info()
+        except (RedisError, OSError) as error:
+            return [
+                problem(
+                    "redis.reachable",
+                    f"{_shown(client)} does not answer ({_line(error)})",
+                    "start it, or correct redis.url or --redis-url",
+                )
+            ]
+        findings = [fine("redis.reachable", f"{_shown(client)} answers")]
+        async with aclosing(_questions(client, info, settings)) as questions:
+            findings += [finding async for finding in questions]
+        return findings
+
+
+async def _questions(client: Redis, info: Info, settings: Settings) -> AsyncGenerator[Finding]:
+    yield _version(info)
+    yield await _features(client, info)
+    yield _role(info)
+    yield _eviction(info)
+    yield _memory(info)
+    yield await _persistence(client, info)
+    yield await _clock(client)
+    yield _cluster(info, settings)
+    for fleet in sorted(settings.fleets):
+        yield await _fleet_scripts(client, fleet, settings)
+
+
+def _version(info: Info) -> Finding:
+    valkey = info.get("valkey_version")
+    return note("redis.version", f"Valkey {valkey}" if valkey else f"Redis {info.get('redis_version', '?')}")
+
+
+async def _features(client: Redis, info: Info) -> Finding:
+    check = "redis.scripts"
+    try:
+        await client.eval(_FLAGGED_SCRIPT, 0)
+    except (RedisError, OSError) as error:
+        return too_old(check, str(info.get("redis_version", "?")), _line(error))
+    return fine(check, "runs scripts with `#!lua` flags")
+
+
+def too_old(check: str, version: str, error: str) -> Finding:
+    """Say that a server cannot run our scripts: it is too old, or its user may not."""
+    if "unknown command" in error.lower() or "noperm" in error.lower():
+        return problem(check, f"scripts may not be run ({error})", "allow this user EVAL and EVALSHA (ACL)")
+    return problem(
+        check,
+        f"Redis {version} does not run scripts with `#!lua` flags ({error})",
+        "upgrade to Redis 7 or later, or to Valkey",
+    )
+
+
+def _role(info: Info) -> Finding:
+    if info.get("role") == "master":
+        return fine("redis.role", "takes writes")
+    return problem(
+        "redis.role",
+        "is a replica and refuses writes",
+        f"point redis.url at its primary {info.get('master_host', '')}:{info.get('master_port', '')}",
+    )
+
+
+def _eviction(info: Info) -> Finding:
+    policy = info.get("maxmemory_policy", "?")
+    if policy == "noeviction":
+        return fine("redis.eviction", "maxmemory-policy is noeviction")
+    return problem(
+        "redis.eviction",
+        f"maxmemory-policy is {policy}: under memory pressure leases and limits would be deleted",
+        "redis-cli CONFIG SET maxmemory-policy noeviction, and the same line in redis.conf",
+    )
+
+
+def _memory(info: Info) -> Finding:
+    most, used = int(info.get("maxmemory", 0)), int(info.get("used_memory", 0))
+    if not most:
+        return note("redis.memory", f"{used / 2**20:.1f} MiB used, no maxmemory")
+    detail = f"{used / 2**20:.1f} of {most / 2**20:.1f} MiB used"
+    if used < _FULL_SHARE * most:
+        return fine("redis.memory", detail)
+    return problem("redis.memory", f"{detail}: when it is full nothing is admitted", "raise maxmemory")
+
+
+async def _persistence(client: Redis, info: Info) -> Finding:
+    check = "redis.persistence"
+    if int(info.get("aof_enabled", 0)):
+        return note(check, "append-only file; a restart forgets at most its last second")
+    try:
+        snapshots = (await client.config_get("save")).get("save", "")
+    except (RedisError, OSError):
+        snapshots = ""
+    if snapshots:
+        return note(check, f"snapshots ({snapshots}); after a crash the gateways write back what is newer")
+    return note(check, "none; after a restart the gateways write back limits, keys and what they run")
+
+
+async def _clock(client: Redis) -> Finding:
+    try:
+        seconds, micros = await client.time()
+    except (RedisError, OSError) as error:
+        return problem("redis.clock", f"TIME is refused ({_line(error)})", "allow TIME to this user (ACL)")
+    skew_s = seconds + micros / 1e6 - datetime.now(UTC).timestamp()
+    return note("redis.clock", f"{skew_s:+.3f} s from this machine's; leases run on Redis's clock alone")
+
+
+def _cluster(info: Info, settings: Settings) -> Finding:
+    check = "redis.cluster"
+    if int(info.get("cluster_enabled", 0)):
+        return problem(
+            check, "is a node of a Redis Cluster: not supported in this release", "use a single server"
+        )
+    for fleet in settings.fleets:
+        keys = FleetKeys(settings.redis.prefix, fleet)
+        names = (keys.meta, keys.limits, keys.total, keys.cold, keys.gateways, keys.events, keys.lease("x"))
+        if len({key_slot(name.encode()) for name in names}) > 1:
+            return problem(check, f"the keys of fleet {fleet} span slots", "take { and } out of redis.prefix")
+    return fine(check, "single server; the keys of each fleet share one cluster slot")
+
+
+async def _fleet_scripts(client: Redis, fleet: str, settings: Settings) -> Finding:
+    check = f"redis.fleet.{fleet}"
+    store = Store(client, prefix=settings.redis.prefix)
+    try:
+        counts = await store.count(fleet)
+        await store.inspect(fleet, 1)
+    except PermitError as error:
+        return problem(
+            check,
+            f"its keys cannot be read ({_line(error)})",
+            "see the line above, or delete what is not ours",
+        )
+    if not counts.limits:
+        return note(check, "has no limits in Redis yet; the first gateway writes those of the file")
+    learning = f", learning for {counts.learning_ms / 1000:.1f} s" if counts.learning_ms else ""
+    return fine(
+        check,
+        f"{counts.total} of {counts.limits.get('total', 0)} in use, {counts.gateways} gateways{learning}",
+    )
+
+
+@asynccontextmanager
+async def _client(url: str) -> AsyncIterator[Redis]:
+    client = connect(url, max_connections=_CONNECTIONS)
+    try:
+        yield client
+    finally:
+        await client.aclose()
+
+
+def _shown(client: Redis) -> str:
+    """Name the server without its password."""
+    where = client.connection_pool.connection_kwargs
+    return str(where.get("path") or f"{where.get('host')}:{where.get('port', 6379)}")
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())

@@ -1,0 +1,126 @@
+"""The reaper process: builds the parts, turns the loop, and ends cleanly on a signal."""
+
+import asyncio
+import contextlib
+import json
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import asdict
+from typing import Final
+
+from services.permits.connect import connect
+from services.permits.model import LeaseTimes
+from services.permits.store import Store
+from services.reaper.health import HealthServer, health_app, listen
+from services.reaper.loop import Loop, in_one_line
+from services.reaper.metrics import Metrics
+from services.reaper.pulse import Pulse
+from services.reaper.report import Report, json_log
+from services.reaper.survey import Survey
+from services.reaper.sweep import FleetPass, Sweep
+from services.settings.schema import Settings
+
+# A pass under way at SIGTERM may finish, or its report would be lost; a stuck one may not delay us.
+LAST_PASS_S: Final = 2.0
+
+
+def run(settings: Settings, *, host: str, port: int) -> int:
+    """Reap until SIGTERM or SIGINT and return 0; return 1 when the health port is taken."""
+    try:
+        health_socket = listen(host, port)
+    except OSError as error:
+        complain(
+            f"cannot listen on {host}:{port} ({error.strerror}): choose another with --port or reaper.port"
+        )
+        return 1
+    with contextlib.closing(health_socket):
+        asyncio.run(_reap_until_told(settings, health_socket))
+    return 0
+
+
+def run_once(settings: Settings, *, as_json: bool) -> int:
+    """Make one whole pass, print what it did, and return 0; 1 when it could not be finished."""
+    try:
+        passes = asyncio.run(_sweep_whole(settings))
+    except Exception as error:  # noqa: BLE001  (whatever it was, a command ends with one line)
+        complain(in_one_line(error))
+        return 1
+    _print_passes(passes, as_json=as_json)
+    return 0
+
+
+def complain(why: str) -> None:
+    """Say in one line on stderr why this process ends."""
+    sys.stderr.write(f"tenure reaper: {why}\n")
+
+
+async def _reap_until_told(settings: Settings, health_socket: socket.socket) -> None:
+    log = json_log(sys.stdout)
+    pulse = Pulse(every_ms=settings.reaper.every_ms)
+    metrics = Metrics(last_pass_age_s=pulse.last_pass_age_s)
+    health = HealthServer(health_app(pulse, metrics))
+    told = _stop_signals()
+    async with _sweep(settings, Report(log, metrics)) as sweep:
+        loop = Loop(sweep, every_ms=settings.reaper.every_ms, pulse=pulse, metrics=metrics, log=log)
+        log.info("started", fleets=sorted(settings.fleets), health_port=health_socket.getsockname()[1])
+        passes = asyncio.create_task(loop.run(), name="passes")
+        serving = asyncio.create_task(health.serve(sockets=[health_socket]), name="health")
+        await told.wait()
+        await loop.end(passes, within_s=LAST_PASS_S)
+        health.should_exit = True
+        await serving
+    log.info("stopped")
+
+
+async def _sweep_whole(settings: Settings) -> list[FleetPass]:
+    pulse = Pulse(every_ms=settings.reaper.every_ms)
+    report = Report(json_log(sys.stderr), Metrics(last_pass_age_s=pulse.last_pass_age_s))
+    async with _sweep(settings, report) as sweep:
+        return await sweep.once(whole=True)
+
+
+@contextlib.asynccontextmanager
+async def _sweep(settings: Settings, report: Report) -> AsyncIterator[Sweep]:
+    """Yield a sweep over a connection of its own, closed on the way out."""
+    client = connect(settings.redis.url, max_connections=2)
+    try:
+        store = Store(client, prefix=settings.redis.prefix, times=lease_times(settings))
+
+        async def scan(cursor: int, pattern: str, count: int) -> tuple[int, list[str]]:
+            following, keys = await client.scan(cursor, match=pattern, count=count)
+            return following, [str(key) for key in keys]
+
+        survey = Survey(scan, prefix=settings.redis.prefix)
+        yield Sweep(store, survey, fleets=sorted(settings.fleets), witness=report)
+    finally:
+        await client.aclose()
+
+
+def lease_times(settings: Settings) -> LeaseTimes:
+    """Return the lease section as the permit library takes it."""
+    return LeaseTimes(**settings.lease.model_dump())
+
+
+def _stop_signals() -> asyncio.Event:
+    """Return an event that SIGTERM or SIGINT sets."""
+    told = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, told.set)
+    return told
+
+
+def _print_passes(passes: list[FleetPass], *, as_json: bool) -> None:
+    if as_json:
+        sys.stdout.write(json.dumps({"fleets": [asdict(done) for done in passes]}) + "\n")
+        return
+    for done in passes:
+        sys.stdout.write(
+            f"{done.fleet}: {len(done.reclaimed)} reclaimed, {done.settled} settled, {done.drift} repaired\n"
+        )
+        for lease in done.reclaimed:
+            sys.stdout.write(
+                f"  {lease.lease}  tenant {lease.tenant}  holder {lease.holder}  {lease.class_}"
+                f"  engine {lease.engine}  age {lease.age_ms / 1000:.1f} s\n"
+            )
