@@ -1,0 +1,34 @@
+#!lua flags=allow-oom
+--[[
+  downgrade: give back the cold places of leases that go on; everything else they keep.
+
+  Idempotent: a lease that holds no cold place is passed over. At most 200 leases a call.
+  Cost: O(L log N + D log N) for L leases of this call, N live and D <= 32 overdue leases.
+
+  KEYS
+    1  meta    hash     epoch, clock, last, learning_until, grant
+    2  cold    zset     lease -> expiry on the lease clock, ms
+    3  events  stream   what was reclaimed
+
+  ARGV
+    1  nonce        string   the epoch to start when there is none
+    2  tick_ms      integer
+    3  learning_ms  integer
+    4+ leases       string
+
+  RETURNS
+    DOWNGRADED  epoch  grant  given_back
+]]
+
+-- @include open_fleet
+-- @include leave
+-- @include settle
+
+local meta, cold, events = KEYS[1], KEYS[2], KEYS[3]
+local nonce, tick_ms, learning_ms = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
+local leases = { unpack(ARGV, 4) }
+
+local fleet = open_fleet(meta, nonce, tick_ms, learning_ms)
+settle(fleet, events, 32)
+local given_back = #leases > 0 and redis.call('ZREM', cold, unpack(leases)) or 0
+return { 'DOWNGRADED', fleet.epoch, fleet.grant, given_back }

@@ -1,0 +1,54 @@
+#!lua
+--[[
+  move: take a live lease from its engine to another one, all other places kept.
+
+  For a request whose engine could not be reached: the permit stays the same, only its engine place moves.
+  A lease that is gone is not revived. The class does not change.
+  Cost: O(E log N + D log N) for E candidate engines, N live and D <= 32 overdue leases.
+
+  KEYS
+    1  meta    hash     epoch, clock, last, learning_until, grant
+    2  limits  hash     engine:E
+    3  total   zset     lease -> expiry on the lease clock, ms
+    4  record  hash     the facts of this lease
+    5  events  stream   what was reclaimed
+
+  ARGV
+    1  nonce        string   the epoch to start when there is none
+    2  tick_ms      integer
+    3  learning_ms  integer
+    4  lease        string
+    5+ engines      string   the candidates, best first
+
+  RETURNS
+    MOVED  epoch  grant  engine
+    FULL   epoch  grant  pool  in_use  limit    no candidate has room; the lease stays where it was
+    GONE   epoch  grant
+]]
+
+-- @include open_fleet
+-- @include live
+-- @include leave
+-- @include settle
+-- @include pick_engine
+
+local meta, limits, total, record, events = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local nonce, tick_ms, learning_ms = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
+local lease, engines = ARGV[4], { unpack(ARGV, 5) }
+
+local fleet = open_fleet(meta, nonce, tick_ms, learning_ms)
+settle(fleet, events, 32)
+
+local expiry = redis.call('ZSCORE', total, lease)
+local engine = redis.call('HGET', record, 'engine')
+if not expiry or not engine then
+  return { 'GONE', fleet.epoch, fleet.grant }
+end
+local picked, full = pick_engine(fleet, limits, engines, {})
+if not picked then
+  return { 'FULL', fleet.epoch, fleet.grant, 'engine:' .. full.name, full.live, full.limit }
+end
+redis.call('ZREM', fleet.prefix .. 'pool:engine:' .. engine, lease)
+redis.call('ZADD', fleet.prefix .. 'pool:engine:' .. picked.name, expiry, lease)
+redis.call('HSET', record, 'engine', picked.name)
+return { 'MOVED', fleet.epoch, fleet.grant, picked.name }

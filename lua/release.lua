@@ -1,0 +1,43 @@
+#!lua flags=allow-oom
+--[[
+  release: give back every place of some leases.
+
+  Idempotent: a lease that is gone (released before, or reclaimed) is counted as not returned, and nothing
+  else can be freed by its id. At most 200 leases a call.
+  Cost: O(L log N + D log N) for L leases of this call, N live and D <= 32 overdue leases.
+
+  KEYS
+    1  meta    hash     epoch, clock, last, learning_until, grant
+    2  events  stream   what was reclaimed
+
+  ARGV
+    1  nonce        string   the epoch to start when there is none
+    2  tick_ms      integer
+    3  learning_ms  integer
+    4+ leases       string   three each: lease, tenant, engine (empty: unknown, the record is asked)
+
+  RETURNS
+    RELEASED  epoch  grant  returned
+]]
+
+-- @include open_fleet
+-- @include leave
+-- @include settle
+
+local meta, events = KEYS[1], KEYS[2]
+local nonce, tick_ms, learning_ms = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
+local leases, width = 4, 3
+
+local fleet = open_fleet(meta, nonce, tick_ms, learning_ms)
+local returned = 0
+for i = leases, #ARGV, width do
+  local lease, tenant, engine = ARGV[i], ARGV[i + 1], ARGV[i + 2]
+  if engine == '' then
+    engine = redis.call('HGET', fleet.prefix .. 'lease:' .. lease, 'engine')
+  end
+  if leave(fleet.prefix, lease, tenant, engine) then
+    returned = returned + 1
+  end
+end
+settle(fleet, events, 32)
+return { 'RELEASED', fleet.epoch, fleet.grant, returned }

@@ -1,0 +1,58 @@
+#!lua flags=allow-oom
+--[[
+  set_limits: write limits of one fleet, in one of three ways.
+
+  seed     only fields that have no value yet: what a config file may do.
+  set      always; each change goes to the event stream with who, old and new value.
+  restore  what a live gateway last saw, after Redis lost its data: written unless somebody saw, or set, newer.
+  Idempotent. Cost: O(F) for F fields.
+
+  KEYS
+    1  meta    hash     epoch, clock, last, learning_until, grant, limits_seen
+    2  limits  hash     total, cold, tenant_default, tenant:T, weight:T, engine:E, line_max, ...
+    3  events  stream   limit changes
+
+  ARGV
+    1  nonce        string   the epoch to start when there is none
+    2  tick_ms      integer
+    3  learning_ms  integer  0 for a fleet that is known to be new: it starts without learning
+    4  mode         string   seed, set or restore
+    5  who          string   for the event stream
+    6  seen         integer  the lease clock at which these values were read (restore only)
+    7+ fields       string   two each: field, value
+
+  RETURNS
+    LIMITED  epoch  grant  changed
+]]
+
+-- @include open_fleet
+
+local meta, limits, events = KEYS[1], KEYS[2], KEYS[3]
+local nonce, tick_ms, learning_ms = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
+local mode, who, seen, fields = ARGV[4], ARGV[5], tonumber(ARGV[6]), 7
+
+local fleet = open_fleet(meta, nonce, tick_ms, learning_ms)
+local known = tonumber(redis.call('HGET', meta, 'limits_seen')) or 0
+if mode == 'restore' then
+  if seen <= known then
+    return { 'LIMITED', fleet.epoch, fleet.grant, 0 }
+  end
+  redis.call('HSET', meta, 'limits_seen', seen)
+elseif mode == 'set' then
+  redis.call('HSET', meta, 'limits_seen', fleet.now)
+end
+
+local changed = 0
+for i = fields, #ARGV, 2 do
+  local field, new = ARGV[i], ARGV[i + 1]
+  local old = redis.call('HGET', limits, field)
+  if (mode == 'seed' and not old) or (mode ~= 'seed' and old ~= new) then
+    redis.call('HSET', limits, field, new)
+    changed = changed + 1
+    if mode ~= 'seed' then
+      redis.call('XADD', events, 'MAXLEN', '~', 10000, '*', 'kind', 'limit_' .. mode, 'who', who,
+        'field', field, 'old', old or '', 'new', new)
+    end
+  end
+end
+return { 'LIMITED', fleet.epoch, fleet.grant, changed }

@@ -1,0 +1,38 @@
+"""Makes Redis clients that wait for a connection instead of failing, and that never hang."""
+
+from typing import Final
+
+from redis.asyncio import BlockingConnectionPool, Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import ExponentialWithJitterBackoff
+from redis.exceptions import ConnectionError as RedisConnectionError
+
+from services.permits.errors import Unusable
+
+CONNECT_TIMEOUT_S: Final = 0.5
+# One more attempt, at once: a pooled connection may have died while it was idle. All scripts are
+# idempotent by lease id, so sending one twice is safe.
+_RETRY: Final = 1
+
+
+def connect(url: str, *, max_connections: int = 20, timeout_s: float = 1.0) -> Redis:
+    """Return a client of `url`; nothing is sent yet.
+
+    At most `max_connections` are open; a caller waits up to `timeout_s` for one of them, and as long for
+    each reply. The caller owns the client and closes it with `aclose`.
+    """
+    if not url.startswith(("redis://", "rediss://", "unix://")):
+        raise Unusable(
+            f"redis.url: scheme of {url.split('://', maxsplit=1)[0]!r} must be redis, rediss or unix"
+        )
+    pool = BlockingConnectionPool.from_url(
+        url,
+        max_connections=max_connections,
+        timeout=timeout_s,
+        decode_responses=True,
+        socket_timeout=timeout_s,
+        socket_connect_timeout=CONNECT_TIMEOUT_S,
+        retry=Retry(ExponentialWithJitterBackoff(base=0.01, cap=0.05), _RETRY),
+        retry_on_error=[RedisConnectionError],
+    )
+    return Redis.from_pool(pool)

@@ -1,0 +1,59 @@
+"""Which tenant a caller's key belongs to, kept in memory and refreshed from Redis.
+
+Requests never wait for Redis to be known: they are looked up in the last complete copy. A change in Redis is
+seen within a second. When Redis lost its data the copy is written back, so a key that was valid stays valid.
+Runs in the ticker's loop; `tenant_of` may be called from any thread.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from typing import Final
+
+from services.permits.errors import Unavailable
+from services.permits.model import KeyVersion
+from services.permits.store import Store
+
+REFRESH_S: Final = 1.0
+# Even when the version looks the same: somebody may have edited a value by hand.
+RELOAD_EVERY: Final = 15
+
+
+class Directory:
+    """Key hash -> tenant."""
+
+    def __init__(self, store: Store, seeds: Mapping[str, str]) -> None:
+        """`seeds` are the config file's hashes, written where Redis has no value for them."""
+        self._store = store
+        self._seeds = dict(seeds)
+        self._tenants: Mapping[str, str] | None = None
+        self._version: KeyVersion | None = None
+        self._age = 0
+
+    def tenant_of(self, key: str) -> str | None:
+        """Return the key's tenant or None; raise Unavailable before the first copy was read."""
+        if self._tenants is None:
+            raise Unavailable("the keys have not been read from Redis yet")
+        # Looked up by hash: how long that takes says nothing about the key.
+        return self._tenants.get(hashlib.sha256(key.encode()).hexdigest()) or None
+
+    def tenants(self) -> list[str]:
+        """Return the names of all tenants that have a key."""
+        return sorted({tenant for tenant in (self._tenants or {}).values() if tenant})
+
+    async def refresh(self) -> None:
+        """Bring the copy up to date, or Redis, when Redis lost what this copy still has."""
+        version = await self._store.key_version()
+        if self._version is None or version.epoch != self._version.epoch:
+            await self._seed()
+        elif version == self._version and self._age < RELOAD_EVERY:
+            self._age += 1
+            return
+        # Read before the hashes: a change in between is then seen as new the next time.
+        self._version = await self._store.key_version()
+        self._tenants, self._age = await self._store.key_hashes(), 0
+
+    async def _seed(self) -> None:
+        if self._tenants and self._version:
+            await self._store.seed_keys(self._tenants, revision=self._version.revision)
+        await self._store.seed_keys(self._seeds)
+        await self._store.add_tenants(sorted({*self._seeds.values(), *self.tenants()}))

@@ -1,0 +1,137 @@
+"""One permit, as its holder sees it.
+
+Whoever asked for it owns it, and gives it back once, by `close`. All methods are synchronous and none of
+them talks to Redis: they append to the outbox, so they are safe in a `finally`, under cancellation and in
+a destructor. A permit whose lease was lost closes like any other; that changes nothing in Redis.
+"""
+
+from collections.abc import Callable
+from typing import Protocol
+
+from services.permits.clock import wall_ms
+from services.permits.model import Class, Demand, Gone, Granted, Held, Phase
+from services.permits.states import Move, State, after
+
+
+class Keeper(Protocol):
+    """What a permit needs of the process that renews it."""
+
+    def freed(self, permit: "Permit") -> None:
+        """Stop renewing the permit and release it in Redis."""
+
+    def downgraded(self, permit: "Permit") -> None:
+        """Give back the cold place in Redis."""
+
+
+class Permit:
+    """The right to run one request. Made by `Gate`; see `Gate.hold`."""
+
+    __slots__ = (
+        "_keeper",
+        "_phase",
+        "acquired_at",
+        "class_",
+        "cold",
+        "deadline_s",
+        "demand",
+        "engine",
+        "grant",
+        "id",
+        "news",
+        "on_lost",
+        "on_released",
+        "renewed_until_s",
+        "state",
+    )
+
+    def __init__(self, lease: str, demand: Demand, keeper: Keeper) -> None:
+        """Begin as asked for. The id is made before the call, so an unknown outcome can be released."""
+        self.id = lease
+        self.demand = demand
+        self._keeper = keeper
+        self.state = State.ASKED
+        self.class_: Class = "cold"
+        self.engine = ""
+        self.grant = 0
+        self.cold = False
+        self._phase: Phase = "granted"
+        self.news = False
+        self.acquired_at = 0
+        # Monotonic seconds. Until `deadline_s` the lease is surely alive in Redis; the ticker renews it while
+        # `renewed_until_s` is ahead, which the owner pushes on as long as the stream is really being read.
+        self.deadline_s = 0.0
+        self.renewed_until_s = float("inf")
+        self.on_lost: Callable[[str], None] | None = None
+        self.on_released: Callable[[float], None] | None = None
+
+    @property
+    def fleet(self) -> str:
+        """The fleet it is a permit of."""
+        return self.demand.fleet
+
+    @property
+    def tenant(self) -> str:
+        """Whose it is."""
+        return self.demand.tenant
+
+    @property
+    def request_id(self) -> str:
+        """The request it admits."""
+        return self.demand.request_id
+
+    @property
+    def phase(self) -> Phase:
+        """Where the request is; shown to people, decides nothing."""
+        return self._phase
+
+    @phase.setter
+    def phase(self, phase: Phase) -> None:
+        self._phase = phase
+        self.news = True
+
+    def granted(self, answer: Granted, *, deadline_s: float) -> None:
+        """Become held. `deadline_s` is counted from before the acquire was sent."""
+        self.state = after(self.state, Move.GRANT)
+        self.class_ = answer.class_
+        self.cold = answer.class_ == "cold"
+        self.engine = answer.engine
+        self.grant = answer.stamp.grant
+        self.acquired_at = wall_ms()
+        self.deadline_s = deadline_s
+
+    def move(self, move: Move) -> None:
+        """Make a move of the table; BadMove when it has none."""
+        self.state = after(self.state, move)
+
+    def renew_until(self, monotonic_s: float) -> None:
+        """Let the ticker renew the lease until then, and no longer: a hung stream must lose its lease."""
+        self.renewed_until_s = monotonic_s
+
+    def downgrade(self) -> None:
+        """Give back the cold place and keep the rest. Idempotent; nothing for a warm permit."""
+        if self.cold and self.state is State.HELD:
+            self.cold = False
+            self._keeper.downgraded(self)
+
+    def close(self) -> None:
+        """Give the permit back. Idempotent, synchronous, never fails: capacity returns exactly once."""
+        if self.state in (State.HELD, State.LOST):
+            self.move(Move.CLOSE)
+            self._keeper.freed(self)
+
+    def held(self) -> Held:
+        """Return the facts that a tick re-asserts."""
+        return Held(
+            lease=self.id,
+            request_id=self.demand.request_id,
+            tenant=self.demand.tenant,
+            class_=self.class_,
+            engine=self.engine,
+            phase=self._phase,
+            acquired_at=self.acquired_at,
+            cold=self.cold,
+        )
+
+    def gone(self) -> Gone:
+        """Return what a release needs; the engine is unknown when the acquire's answer was lost."""
+        return Gone(lease=self.id, tenant=self.demand.tenant, engine=self.engine)

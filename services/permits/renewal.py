@@ -1,0 +1,146 @@
+"""One fleet as one process renews it: the tick, what its answer means, and the limits it last saw."""
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import structlog
+
+from services.permits.clock import monotonic
+from services.permits.events import Cause, Listener
+from services.permits.holdings import Holdings
+from services.permits.model import FleetPolicy, LeaseTimes, Ticked
+from services.permits.permit import Permit
+from services.permits.store import LEASES_PER_TICK_MAX, Store
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class FleetView:
+    """What the last acknowledged tick said. Replaced as a whole, so any thread may read it."""
+
+    epoch: str
+    clock: int
+    grant: int
+    gateways: int
+    learning_until_s: float
+    limits: Mapping[str, int] = field(default_factory=dict)
+    # The lease clock at which `limits` were read: of two memories of the same fleet the later one is right.
+    limits_seen: int = 0
+
+    @property
+    def learning_s(self) -> float:
+        """Return how many seconds of the learning window are left."""
+        return max(0.0, self.learning_until_s - monotonic())
+
+
+class Renewal:
+    """Runs in the ticker's loop; `view` may be read from any thread."""
+
+    def __init__(
+        self,
+        fleet: str,
+        *,
+        policy: FleetPolicy,
+        times: LeaseTimes,
+        store: Store,
+        holdings: Holdings,
+        holder: str,
+        listener: Listener,
+        lose: Callable[[list[Permit]], None],
+    ) -> None:
+        """`lose` takes permits whose lease is over under `lost_lease = "stop"`."""
+        self.fleet = fleet
+        self.policy = policy
+        self.view: FleetView | None = None
+        self.due_s = 0.0
+        self._times = times
+        self._store = store
+        self._holdings = holdings
+        self._holder = holder
+        self._listener = listener
+        self._lose = lose
+
+    async def tick(self) -> None:
+        """Renew what is being read, notice what was lost, and see the limits; raises Unavailable."""
+        self.lose_overdue()
+        now_s = monotonic()
+        permits = [permit for permit in self._holdings.of(self.fleet) if permit.renewed_until_s >= now_s]
+        # A gateway that holds nothing ticks too: its session counts for shares and for waiters.
+        batches = [permits[n : n + LEASES_PER_TICK_MAX] for n in range(0, len(permits), LEASES_PER_TICK_MAX)]
+        for batch in batches or [[]]:
+            answer = await self._renew(batch)
+        await self._see_limits(answer)
+
+    def lose_overdue(self) -> None:
+        """Under `lost_lease = "stop"`: give up leases not renewed for one ttl, before a tick revives them."""
+        if self.policy.lost_lease != "stop":
+            return
+        now_s = monotonic()
+        overdue = [permit for permit in self._holdings.of(self.fleet) if now_s > permit.deadline_s]
+        for permit in overdue:
+            self._holdings.remove(permit)
+        if overdue:
+            log.warning("leases_lost", fleet=self.fleet, leases=[permit.id for permit in overdue])
+            self._lose(overdue)
+
+    async def _renew(self, batch: list[Permit]) -> Ticked:
+        news = frozenset(permit.id for permit in batch if permit.news)
+        leases = []
+        for permit in batch:
+            permit.news = False
+            leases.append(permit.held())
+        # From before the call: what Redis counts from its arrival is surely later.
+        sent_s = monotonic()
+        try:
+            answer = await self._store.tick(self.fleet, holder=self._holder, leases=leases, news=news)
+        except BaseException:
+            for permit in batch:
+                permit.news |= permit.id in news
+            raise
+        self._explain(batch, answer, sent_s)
+        for permit in batch:
+            permit.deadline_s = sent_s + self._times.ttl_ms / 1000
+        return answer
+
+    def _explain(self, batch: list[Permit], answer: Ticked, sent_s: float) -> None:
+        """Say why each missing lease was missing; Redis has them again by now."""
+        if not answer.missing:
+            return
+        known = {permit.id: permit for permit in batch}
+        causes: Counter[Cause] = Counter()
+        for lease in answer.missing:
+            if self.view is not None and self.view.epoch != answer.stamp.epoch:
+                cause: Cause = "lost_epoch"
+            elif sent_s > known[lease].deadline_s:
+                cause = "reaped_late"
+            else:
+                cause = "lost_write"
+            causes[cause] += 1
+            log.warning(
+                "lease_reasserted", fleet=self.fleet, lease=lease, tenant=known[lease].tenant, cause=cause
+            )
+        for cause, count in causes.items():
+            self._listener.reasserted(self.fleet, cause, count)
+
+    async def _see_limits(self, answer: Ticked) -> None:
+        before = self.view
+        limits = await self._store.limits(self.fleet)
+        lost = before is not None and before.epoch != answer.stamp.epoch
+        if before is None or lost or "total" not in limits:
+            if before is not None and before.limits:
+                # With the epoch intact it is the hash alone that is gone, and nobody saw anything newer.
+                seen = before.limits_seen if lost else answer.clock
+                await self._store.restore_limits(self.fleet, before.limits, seen=seen, who=self._holder)
+            await self._store.set_limits(self.fleet, self.policy.limits, who=self._holder, seed=True)
+            limits = await self._store.limits(self.fleet)
+        self.view = FleetView(
+            epoch=answer.stamp.epoch,
+            clock=answer.clock,
+            grant=answer.stamp.grant,
+            gateways=max(1, answer.gateways),
+            learning_until_s=monotonic() + answer.learning_ms / 1000,
+            limits=limits,
+            limits_seen=answer.clock,
+        )

@@ -1,0 +1,282 @@
+"""One typed method per Lua script. Nothing else in Tenure knows what a script's arguments look like.
+
+Arguments are given by the names of the script's own header; replies become values of `model`. Every error
+of Redis or of the network becomes `Unavailable`: the outcome of that call is then unknown, and as every
+script is idempotent by lease id, it may be sent again or released blind.
+
+A cancelled call can leave its reply in the connection for the next caller to read. Nobody who can be
+cancelled awaits these methods directly: see `gate.py` for how it is done.
+"""
+
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, Literal
+
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from services.permits.clock import monotonic
+from services.permits.errors import Unavailable
+from services.permits.events import Listener, Silent
+from services.permits.keys import FleetKeys, SharedKeys
+from services.permits.model import (
+    Closed,
+    Counts,
+    Demand,
+    Full,
+    Gone,
+    Granted,
+    Held,
+    KeyVersion,
+    Learning,
+    LeaseRow,
+    LeaseTimes,
+    Reaped,
+    Ticked,
+)
+from services.permits.replies import lease_row, read
+from services.permits.scripts import Arg, Script, load, run
+
+# How many items one call may carry: a script that runs for milliseconds makes every other request wait.
+LEASES_PER_TICK_MAX: Final = 500
+LEASES_PER_RELEASE_MAX: Final = 200
+
+EVIDENCE_MS: Final = 600_000
+EVIDENCE_PER_ENGINE_MAX: Final = 10_000
+
+# The fields of the key hashes that are not hashes of keys.
+KEY_FIELDS: Final = ("#epoch", "#revision")
+
+
+class Store:
+    """The scripts of one Redis, as methods. The caller owns the client and closes it."""
+
+    def __init__(
+        self,
+        client: Redis,
+        *,
+        prefix: str = "tenure",
+        times: LeaseTimes | None = None,
+        listener: Listener | None = None,
+    ) -> None:
+        """Bind to a client of this event loop; loads the scripts from disk once per process."""
+        self._client = client
+        self._times = times or LeaseTimes()
+        self._listener = listener or Silent()
+        self._scripts: Mapping[str, Script] = load()
+        self._prefix = prefix
+        self._fleet_keys: dict[str, FleetKeys] = {}
+        self.shared = SharedKeys(prefix)
+
+    def keys(self, fleet: str) -> FleetKeys:
+        """Return the key builder of a fleet."""
+        try:
+            return self._fleet_keys[fleet]
+        except KeyError:
+            return self._fleet_keys.setdefault(fleet, FleetKeys(self._prefix, fleet))
+
+    async def acquire(self, demand: Demand, *, lease: str, holder: str) -> Granted | Full | Learning | Closed:
+        """Ask for one permit under the id `lease`; the same id again gets the same answer."""
+        keys = self.keys(demand.fleet)
+        answer: Granted | Full | Learning | Closed = await self._run(
+            "acquire",
+            self._named(demand.fleet, tenant_pool=keys.tenant_pool(demand.tenant), record=keys.lease(lease)),
+            {
+                "lease": lease,
+                "holder": holder,
+                "tenant": demand.tenant,
+                "request_id": demand.request_id,
+                "engine_count": len(demand.engines),
+            },
+            (*demand.engines, *demand.prefixes),
+        )
+        return answer
+
+    async def tick(self, fleet: str, *, holder: str, leases: Sequence[Held], news: frozenset[str]) -> Ticked:
+        """Renew `leases` (at most LEASES_PER_TICK_MAX) for one ttl; those in `news` changed their phase."""
+        rest: list[Arg] = []
+        for held in leases:
+            rest += (held.lease, held.request_id, held.tenant, held.class_, held.engine, held.phase)
+            rest += (held.acquired_at, int(held.cold), int(held.lease in news))
+        answer: Ticked = await self._run("tick", self._named(fleet), {"holder": holder}, rest)
+        return answer
+
+    async def downgrade(self, fleet: str, leases: Sequence[str]) -> int:
+        """Give back the cold places of `leases`; returns how many had one."""
+        answer: int = await self._run("downgrade", self._named(fleet), {}, leases)
+        return answer
+
+    async def release(self, fleet: str, leases: Iterable[Gone]) -> int:
+        """Give back all places of `leases`; returns how many still had any."""
+        rest = [word for gone in leases for word in (gone.lease, gone.tenant, gone.engine)]
+        answer: int = await self._run("release", self._named(fleet), {}, rest)
+        return answer
+
+    async def move(self, fleet: str, lease: str, engines: Sequence[str]) -> str | Full | None:
+        """Move a live lease to the least loaded of `engines`; returns its name, Full, or None when gone."""
+        named = self._named(fleet, record=self.keys(fleet).lease(lease))
+        answer: str | Full | None = await self._run("move", named, {"lease": lease}, engines)
+        return answer
+
+    async def witness(self, fleet: str, engine: str, prefixes: Mapping[str, bool]) -> int:
+        """Keep the prefixes an engine reported as cached, drop the others; returns how many it has."""
+        rest = [word for prefix, cached in prefixes.items() for word in (prefix, int(cached))]
+        args: dict[str, Arg] = {"keep_ms": EVIDENCE_MS, "most": EVIDENCE_PER_ENGINE_MAX}
+        named = self._named(fleet, evidence=self.keys(fleet).evidence(engine))
+        answer: int = await self._run("witness", named, args, rest)
+        return answer
+
+    async def reap(self, fleet: str, pools: Sequence[str] = (), records: Sequence[str] = ()) -> Reaped:
+        """Make one pass; `pools` (tenant:T, engine:E) and the `records` of leases are held against the total."""
+        rest = (*pools, *records)
+        answer: Reaped = await self._run("reap", self._named(fleet), {"pool_count": len(pools)}, rest)
+        return answer
+
+    async def inspect(self, fleet: str, most: int = 1000) -> list[LeaseRow]:
+        """Return up to `most` live leases, the soonest to expire first; changes nothing."""
+        lines = await self._send("inspect", self._named(fleet), {"most": most}, ())
+        return [lease_row(line) for line in lines]
+
+    async def count(self, fleet: str, tenants: Sequence[str] = (), engines: Sequence[str] = ()) -> Counts:
+        """Count live leases of the total, the cold and the named pools; changes nothing."""
+        pools = [*(f"tenant:{tenant}" for tenant in tenants), *(f"engine:{engine}" for engine in engines)]
+        reply = await self._run("count", self._named(fleet), {}, pools)
+        per_pool, limits = reply[7 : 7 + len(pools)], reply[7 + len(pools) :]
+        return Counts(
+            epoch=reply[1],
+            clock=int(reply[2]),
+            learning_ms=int(reply[3]),
+            gateways=int(reply[4]),
+            total=int(reply[5]),
+            cold=int(reply[6]),
+            tenants=dict(zip(tenants, map(int, per_pool), strict=False)),
+            engines=dict(zip(engines, map(int, per_pool[len(tenants) :]), strict=True)),
+            limits=_numbers(dict(zip(limits[::2], limits[1::2], strict=True))),
+        )
+
+    async def set_limits(
+        self,
+        fleet: str,
+        fields: Mapping[str, int],
+        *,
+        who: str,
+        seed: bool = False,
+        learning_ms: int | None = None,
+    ) -> int:
+        """Write limits, or with `seed` only those without a value; returns how many changed.
+
+        `learning_ms` = 0 is for a fleet on a Redis that is known to be new: it starts without learning.
+        """
+        if seed:
+            await self._plain(self._client.sadd(self.shared.fleets, fleet))
+        mode: Literal["seed", "set"] = "seed" if seed else "set"
+        return await self._write_limits(fleet, fields, mode, who=who, learning_ms=learning_ms)
+
+    async def restore_limits(self, fleet: str, fields: Mapping[str, int], *, seen: int, who: str) -> int:
+        """Write back what was read at lease clock `seen`, unless Redis knows newer; returns the changes."""
+        await self._plain(self._client.sadd(self.shared.fleets, fleet))
+        return await self._write_limits(fleet, fields, "restore", who=who, seen=seen)
+
+    async def limits(self, fleet: str) -> dict[str, int]:
+        """Return the limits in force; fields that are not whole numbers are left out."""
+        return _numbers(await self._plain(self._client.hgetall(self.keys(fleet).limits)))
+
+    async def fleets(self) -> list[str]:
+        """Return the names of all fleets that were ever seeded."""
+        return sorted(await self._plain(self._client.smembers(self.shared.fleets)))
+
+    async def tenants(self) -> list[str]:
+        """Return the names of all tenants."""
+        return sorted(await self._plain(self._client.smembers(self.shared.tenants)))
+
+    async def add_tenants(self, tenants: Sequence[str]) -> None:
+        """Note that these tenants exist."""
+        if tenants:
+            await self._plain(self._client.sadd(self.shared.tenants, *tenants))
+
+    async def key_version(self) -> KeyVersion:
+        """Return what tells one state of the key hashes from another: cheap to compare."""
+        epoch, revision = await self._plain(self._client.hmget(self.shared.keys, KEY_FIELDS))
+        fields = await self._plain(self._client.hlen(self.shared.keys))
+        return KeyVersion(epoch=epoch or "", revision=int(revision or 0), fields=int(fields))
+
+    async def key_hashes(self) -> dict[str, str]:
+        """Return every key hash with its tenant; a revoked one has an empty tenant."""
+        hashes: dict[str, str] = await self._plain(self._client.hgetall(self.shared.keys))
+        return {field: tenant for field, tenant in hashes.items() if field not in KEY_FIELDS}
+
+    async def seed_keys(self, hashes: Mapping[str, str], *, revision: int = 0) -> int:
+        """Add key hashes that are not there; a newer revision than Redis has overwrites the others too."""
+        words = [word for pair in hashes.items() for word in pair]
+        keys, args = {"keys": self.shared.keys}, {"revision": revision}
+        changed: int = await self._run("seed_keys", keys, args, words)
+        return changed
+
+    async def ping(self) -> None:
+        """Return when Redis answers; raise Unavailable when it does not."""
+        await self._plain(self._client.ping())
+
+    async def _write_limits(
+        self,
+        fleet: str,
+        fields: Mapping[str, int],
+        mode: str,
+        *,
+        who: str,
+        seen: int = 0,
+        learning_ms: int | None = None,
+    ) -> int:
+        args: dict[str, Arg] = {"mode": mode, "who": who, "seen": seen}
+        if learning_ms is not None:
+            args["learning_ms"] = learning_ms
+        words: list[Arg] = [word for pair in fields.items() for word in pair]
+        changed: int = await self._run("set_limits", self._named(fleet), args, words)
+        return changed
+
+    def _named(self, fleet: str, **more: str) -> dict[str, str]:
+        keys = self.keys(fleet)
+        return {
+            "meta": keys.meta,
+            "limits": keys.limits,
+            "total": keys.total,
+            "cold": keys.cold,
+            "gateways": keys.gateways,
+            "events": keys.events,
+            **more,
+        }
+
+    async def _run(
+        self, verb: str, keys: Mapping[str, str], args: Mapping[str, Arg], rest: Sequence[Arg]
+    ) -> Any:  # noqa: ANN401
+        return read(verb, await self._send(verb, keys, args, rest))
+
+    async def _send(
+        self, verb: str, keys: Mapping[str, str], args: Mapping[str, Arg], rest: Sequence[Arg]
+    ) -> Any:  # noqa: ANN401
+        script = self._scripts[verb]
+        times = self._times
+        named: dict[str, Arg] = {
+            # A nonce names at most one epoch, so each call brings its own.
+            "nonce": secrets.token_hex(8),
+            "tick_ms": times.tick_ms,
+            "learning_ms": times.learning_ms,
+            "ttl_ms": times.ttl_ms,
+            "provisional_ms": times.provisional_ms,
+            **args,
+        }
+        began_s = monotonic()
+        try:
+            return await self._plain(run(self._client, script, *script.arrange(keys, named, rest)))
+        finally:
+            self._listener.script(verb, monotonic() - began_s)
+
+    async def _plain(self, call: Any) -> Any:  # noqa: ANN401  (redis-py types its commands as sync-or-async)
+        try:
+            return await call
+        except (RedisError, OSError, TimeoutError) as error:
+            raise Unavailable(f"{type(error).__name__}: {error}") from error
+
+
+def _numbers(texts: Mapping[str, str]) -> dict[str, int]:
+    """Keep the whole numbers: people edit these by hand, and a typing error must not stop a gateway."""
+    return {field: int(text) for field, text in texts.items() if text.lstrip("-").isdigit()}

@@ -1,0 +1,298 @@
+"""Renews what this process holds and flushes its outbox, on a thread of its own.
+
+The gateway's event loop may be blocked for seconds (a large body, a garbage collection, a bug); its leases
+must not lapse for that. So one thread with a loop and a connection of its own does, strictly in order:
+flush the outbox, tick each fleet that is due, look at the keys. In order, so that a release can never be
+overtaken by an older tick of the same process.
+
+`enroll`, `freed`, `downgraded`, `witness`, `tick_soon` and the views may be called from any thread. What
+permits are told (lost, released) is delivered in the event loop that started the ticker.
+"""
+
+import asyncio
+import random
+import threading
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import structlog
+
+from services.permits.clock import monotonic
+from services.permits.connect import connect
+from services.permits.directory import REFRESH_S, Directory
+from services.permits.errors import Unavailable, Unusable
+from services.permits.events import Listener
+from services.permits.flush import flush_run
+from services.permits.holdings import Holdings
+from services.permits.model import FleetPolicy, LeaseTimes
+from services.permits.outbox import Downgrade, Evidence, Outbox, Release
+from services.permits.permit import Permit
+from services.permits.probe import probe
+from services.permits.renewal import FleetView, Renewal
+from services.permits.states import Move, State
+from services.permits.store import LEASES_PER_RELEASE_MAX, Store
+
+# How long a stopping process tries to hand its last releases to Redis.
+LAST_FLUSH_S: Final = 2.0
+# Between attempts while Redis is away: soon enough to recover within a second, too slow to hammer.
+RETRY_S: Final = (0.05, 0.5)
+
+log = structlog.get_logger(__name__)
+
+
+class Ticker:
+    """One per process. Started by `open_gate`, which also stops it."""
+
+    def __init__(
+        self,
+        *,
+        redis_url: str,
+        prefix: str,
+        holder: str,
+        times: LeaseTimes,
+        fleets: Mapping[str, FleetPolicy],
+        keys: Mapping[str, str],
+        listener: Listener,
+    ) -> None:
+        """Build everything; nothing runs before `start`."""
+        self.holdings = Holdings()
+        self.outbox = Outbox(self.wake)
+        self._times = times
+        self._listener = listener
+        self._client = connect(redis_url, max_connections=2)
+        self._store = Store(self._client, prefix=prefix, times=times, listener=listener)
+        self.directory = Directory(self._store, keys)
+        self._holder = holder
+        self._renewals = {
+            fleet: Renewal(
+                fleet,
+                policy=policy,
+                times=times,
+                store=self._store,
+                holdings=self.holdings,
+                holder=holder,
+                listener=listener,
+                lose=self._deliver_lost,
+            )
+            for fleet, policy in fleets.items()
+        }
+        self._directory_due_s = 0.0
+        self._stopping = False
+        self._down_for: str | None = None
+        self._thread = threading.Thread(target=self._run_thread, name="tenure-ticker", daemon=True)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._woken = asyncio.Event()
+        # The event loop of the permits' owners, and whether Redis answered last, as seen there.
+        self._owners: asyncio.AbstractEventLoop | None = None
+        self.up = asyncio.Event()
+        self._started: asyncio.Future[None] | None = None
+
+    async def start(self) -> None:
+        """Start the thread and wait for its first attempt; raises Unusable when this Redis can never work.
+
+        A Redis that is away is not an error: the ticker goes on trying.
+        """
+        self._owners = asyncio.get_running_loop()
+        self._started = self._owners.create_future()
+        self._thread.start()
+        await self._started
+
+    async def stop(self) -> None:
+        """Flush what is left, for LAST_FLUSH_S at the most, and end the thread."""
+        self._stopping = True
+        self.wake()
+        await asyncio.get_running_loop().run_in_executor(None, self._thread.join)
+
+    def view(self, fleet: str) -> FleetView | None:
+        """Return what the fleet's last acknowledged tick said; None before the first."""
+        renewal = self._renewals.get(fleet)
+        return renewal.view if renewal else None
+
+    def wake(self) -> None:
+        """Let the thread look at the outbox and at what is due; safe from any thread."""
+        loop = self._loop
+        if loop is not None and not loop.is_closed():
+            loop.call_soon_threadsafe(self._woken.set)
+
+    def tick_soon(self, fleet: str) -> None:
+        """Tick a fleet now: its epoch changed, or Redis fell back to an older state."""
+        self._renewals[fleet].due_s = 0.0
+        self.wake()
+
+    def suspect(self) -> None:
+        """Take Redis for away until a tick succeeds: the first command after trouble is a tick."""
+        self.up.clear()
+        for renewal in self._renewals.values():
+            renewal.due_s = 0.0
+        self.wake()
+
+    def enroll(self, permit: Permit) -> None:
+        """Renew this permit from now on."""
+        self.holdings.add(permit)
+
+    def freed(self, permit: Permit) -> None:
+        """Stop renewing it and release it."""
+        self.holdings.remove(permit)
+        self.outbox.append(Release(permit, monotonic()))
+
+    def downgraded(self, permit: Permit) -> None:
+        """Give its cold place back."""
+        self.outbox.append(Downgrade(permit, monotonic()))
+
+    def witness(self, fleet: str, engine: str, prefixes: Mapping[str, bool]) -> None:
+        """Note an engine's report."""
+        self.outbox.append(Evidence(fleet, engine, prefixes, monotonic()))
+
+    # --- the thread
+
+    def _run_thread(self) -> None:
+        with asyncio.Runner() as runner:
+            runner.run(self._main())
+
+    async def _main(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        watch = asyncio.create_task(self._watch_deadlines())
+        try:
+            if await self._first_contact():
+                await self._serve()
+                await self._say_goodbye()
+        finally:
+            watch.cancel()
+            await self._client.aclose()
+
+    async def _first_contact(self) -> bool:
+        """Look at this Redis once; False when it can never work."""
+        error: Unusable | None = None
+        try:
+            await probe(self._client)
+            await self._round()
+        except Unusable as unusable:
+            error = unusable
+        except Exception as trouble:  # noqa: BLE001  (noted; the loop below tries again)
+            self._note_down(trouble)
+        self._to_owners(self._settle_start, error)
+        return error is None
+
+    def _settle_start(self, error: Unusable | None) -> None:
+        if self._started is not None and not self._started.done():
+            if error is None:
+                self._started.set_result(None)
+            else:
+                self._started.set_exception(error)
+
+    async def _serve(self) -> None:
+        pause_s = RETRY_S[0]
+        while not self._stopping:
+            try:
+                await self._round()
+            except Exception as trouble:  # noqa: BLE001
+                # Also a defect must not end the renewals of everything this process runs.
+                self._note_down(trouble)
+                await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
+                pause_s = min(2 * pause_s, RETRY_S[1])
+            else:
+                pause_s = RETRY_S[0]
+                await self._idle()
+
+    async def _round(self) -> None:
+        """Do all that is due, in order; raises Unavailable."""
+        await self._flush()
+        for renewal in self._renewals.values():
+            due_s = renewal.due_s
+            if due_s <= monotonic():
+                renewal.due_s = monotonic() + self._times.tick_ms / 1000 * random.uniform(0.8, 1.0)
+                try:
+                    await renewal.tick()
+                except Unavailable:
+                    renewal.due_s = due_s
+                    raise
+                self._listener.tick(renewal.fleet, monotonic() - due_s if due_s else 0.0)
+                await self._flush()
+        if self._directory_due_s <= monotonic():
+            await self.directory.refresh()
+            self._directory_due_s = monotonic() + REFRESH_S
+        self._note_up()
+
+    async def _flush(self) -> None:
+        while run := self.outbox.take_run(LEASES_PER_RELEASE_MAX):
+            try:
+                await flush_run(self._store, run)
+            except BaseException:
+                self.outbox.put_back(run)
+                self._listener.outbox(self.outbox.age_s())
+                raise
+            freed = [entry.permit for entry in run if isinstance(entry, Release)]
+            if freed:
+                self._to_owners(_deliver_freed, freed, monotonic())
+        self._listener.outbox(0.0)
+
+    async def _idle(self) -> None:
+        """Wait until something is due or somebody wakes us."""
+        due_s = min([self._directory_due_s, *(renewal.due_s for renewal in self._renewals.values())])
+        try:
+            async with asyncio.timeout(max(0.0, due_s - monotonic())):
+                await self._woken.wait()
+        except TimeoutError:
+            return
+        self._woken.clear()
+
+    async def _watch_deadlines(self) -> None:
+        """End overdue leases on time also while a call to Redis hangs."""
+        while True:
+            for renewal in self._renewals.values():
+                renewal.lose_overdue()
+            await asyncio.sleep(self._times.tick_ms / 4000)
+
+    async def _say_goodbye(self) -> None:
+        try:
+            async with asyncio.timeout(LAST_FLUSH_S):
+                await self._flush()
+                for fleet in self._renewals:
+                    await self._client.zrem(self._store.keys(fleet).gateways, self._holder)
+        except Exception as error:  # noqa: BLE001
+            # The leases end by themselves; an operator should know why they took a ttl to do so.
+            log.warning("last_flush_failed", left=len(self.outbox), error=f"{type(error).__name__}: {error}")
+
+    # --- towards the owners' event loop
+
+    def _note_up(self) -> None:
+        self._listener.redis_up(up=True)
+        if not self.up.is_set():
+            self._to_owners(self.up.set)
+        if self._down_for is not None:
+            log.info("redis_available", after=self._down_for)
+            self._down_for = None
+
+    def _note_down(self, trouble: Exception) -> None:
+        self._listener.redis_up(up=False)
+        self._to_owners(self.up.clear)
+        why = f"{type(trouble).__name__}: {trouble}"
+        if self._down_for is None:
+            # Once per outage; a defect with its traceback, an outage without.
+            level = log.warning if isinstance(trouble, Unavailable) else log.exception
+            level("redis_unavailable", why=why, outbox=len(self.outbox))
+        self._down_for = why
+
+    def _deliver_lost(self, permits: list[Permit]) -> None:
+        self._to_owners(_deliver_lost, permits)
+
+    def _to_owners(self, call: Callable[..., object], *args: object) -> None:
+        owners = self._owners
+        if owners is not None and not owners.is_closed():
+            owners.call_soon_threadsafe(call, *args)
+
+
+def _deliver_freed(permits: list[Permit], at_s: float) -> None:
+    for permit in permits:
+        if permit.state is State.CLOSING:
+            permit.move(Move.FREED)
+        if permit.on_released is not None:
+            permit.on_released(at_s)
+
+
+def _deliver_lost(permits: list[Permit]) -> None:
+    for permit in permits:
+        if permit.state is State.HELD:
+            permit.move(Move.LOSE)
+            if permit.on_lost is not None:
+                permit.on_lost("lease_lost")
