@@ -43,7 +43,8 @@
 
 local meta, limits, total, cold, tenant_pool, record, events =
   KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7]
-local nonce, tick_ms, learning_ms, provisional_ms = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
+local nonce, tick_ms, learning_ms = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
+local provisional_ms = tonumber(ARGV[4])
 local lease, holder, tenant, request_id, engine_count = ARGV[5], ARGV[6], ARGV[7], ARGV[8], tonumber(ARGV[9])
 local engines, prefixes = {}, {}
 for i = 10, #ARGV do

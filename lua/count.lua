@@ -15,7 +15,7 @@
     1+ pools     string   further pools to count: tenant:T, engine:E
 
   RETURNS
-    COUNTED  epoch  clock  learning_ms  gateways  total  cold  per pool ...  then field, value of the limits ...
+    COUNTED  epoch  clock  learning_ms  gateways  total  cold  pools ...  then limits ...
 ]]
 
 -- @include peek_fleet

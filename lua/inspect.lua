@@ -14,7 +14,8 @@
     1  most  integer  how many lines; 1000 when left out
 
   RETURNS
-    lease=... request_id=... tenant=... class=... engine=... holder=... phase=... acquired_at=... age_ms=... expires_in_ms=...
+    one line per lease: lease=... request_id=... tenant=... class=... engine=... holder=... phase=...
+    acquired_at=... age_ms=... expires_in_ms=...
 ]]
 
 local meta = KEYS[1]

@@ -19,7 +19,7 @@
     3  learning_ms  integer
     4  ttl_ms       integer  no expiry can be further away than this
     5  pool_count   integer  how many of the rest are pools
-    6+ suspects     string   pools to compare with the total (tenant:T, engine:E), then lease ids with a record
+    6+ suspects     string   pools to hold against the total (tenant:T, engine:E), then ids of leases
 
   RETURNS
     REAPED  epoch  grant  settled  drift  more  then lease, tenant, holder, class, engine, age_ms of each ...
@@ -38,13 +38,15 @@ local pool_count, suspects = tonumber(ARGV[5]), 6
 local fleet = open_fleet(meta, nonce, tick_ms, learning_ms)
 local settled = settle(fleet, events, 128)
 
-local drift = mend_pool(fleet, total, total, gateways, ttl_ms) + mend_pool(fleet, cold, total, gateways, ttl_ms)
+local drift = mend_pool(fleet, total, total, gateways, ttl_ms)
+  + mend_pool(fleet, cold, total, gateways, ttl_ms)
 for i = suspects, #ARGV do
   if i < suspects + pool_count then
     drift = drift + mend_pool(fleet, fleet.prefix .. 'pool:' .. ARGV[i], total, gateways, ttl_ms)
   else
     -- Gone from both since the caller looked is the normal end of a lease; one without the other is drift.
-    local tenant, engine = unpack(redis.call('HMGET', fleet.prefix .. 'lease:' .. ARGV[i], 'tenant', 'engine'))
+    local record = fleet.prefix .. 'lease:' .. ARGV[i]
+    local tenant, engine = unpack(redis.call('HMGET', record, 'tenant', 'engine'))
     if tenant and not redis.call('ZSCORE', total, ARGV[i]) then
       drift = drift + 1
       if not lives(gateways, ARGV[i], fleet.now) then

@@ -8,7 +8,7 @@
   Idempotent. Cost: O(K) for K keys of this call.
 
   KEYS
-    1  keys      hash     SHA-256 in hex -> tenant (empty: revoked); #epoch names this data, #revision counts changes
+    1  keys      hash     SHA-256 in hex -> tenant (empty: revoked); #epoch and #revision of this data
 
   ARGV
     1  nonce     string   the epoch to start when there is none

@@ -4,7 +4,7 @@
 
   seed     only fields that have no value yet: what a config file may do.
   set      always; each change goes to the event stream with who, old and new value.
-  restore  what a live gateway last saw, after Redis lost its data: written unless somebody saw, or set, newer.
+  restore  what a live gateway last saw, after Redis lost its data: unless somebody saw, or set, newer.
   Idempotent. Cost: O(F) for F fields.
 
   KEYS

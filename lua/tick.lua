@@ -19,8 +19,8 @@
     3  learning_ms  integer
     4  ttl_ms       integer  how long each lease lasts from now
     5  holder       string   name~nonce of the gateway process
-    6+ leases       string   nine each: lease, request_id, tenant, class, engine, phase, acquired_at (Unix ms),
-                             cold (1: the cold place is still held), news (1: the phase changed)
+    6+ leases       string   nine each: lease, request_id, tenant, class, engine, phase, acquired_at
+                             (Unix ms), cold (1: the cold place is still held), news (1: the phase changed)
 
   RETURNS
     TICKED  epoch  grant  clock  learning_ms  gateways  missing ...    the leases that had to be added
@@ -72,7 +72,8 @@ if #ids > 0 then
     -- Overdue is missing too: its place may have been granted to somebody else since.
     if not scores[n] or tonumber(scores[n]) <= fleet.now then
       reply[#reply + 1] = lease
-      redis.call('XADD', events, 'MAXLEN', '~', 10000, '*', 'kind', 'reasserted', 'lease', lease, 'holder', holder)
+      redis.call('XADD', events, 'MAXLEN', '~', 10000, '*', 'kind', 'reasserted',
+        'lease', lease, 'holder', holder)
     end
   end
   -- One call says that all records are whole; else all are written again, which happens once per accident.

@@ -1,4 +1,4 @@
--- open_fleet(meta, nonce, tick_ms, learning_ms) -> fleet. moves the lease clock; starts an epoch when there is none
+-- open_fleet(meta, nonce, tick_ms, learning_ms) -> fleet. moves the lease clock, or starts an epoch
 --
 -- The lease clock advances by at most two ticks from one script to the next, and never backwards. A wall
 -- clock that is stepped, a Redis that was paused, restarted or replaced, and an outage of any length can

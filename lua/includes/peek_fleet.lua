@@ -1,4 +1,4 @@
--- peek_fleet(meta) -> fleet. what open_fleet would say, without moving the clock: for scripts that write nothing
+-- peek_fleet(meta) -> fleet. what open_fleet would say, writing nothing
 local function peek_fleet(meta)
   local time = redis.call('TIME')
   local wall = time[1] * 1000 + math.floor(time[2] / 1000)

@@ -1,9 +1,10 @@
--- settle(fleet, events, most) -> integer. drops up to `most` overdue leases and writes each to the event stream
+-- settle(fleet, events, most) -> integer. drops overdue leases, `most` at a time, into the event stream
 --
 -- Overdue leases are counted by nobody, so how many are dropped decides only how tidy the sets are; the bound
 -- keeps ten thousand holders that died together from making one request wait.
 local function settle(fleet, events, most)
-  local overdue = redis.call('ZRANGEBYSCORE', fleet.prefix .. 'pool:total', '-inf', fleet.now, 'LIMIT', 0, most)
+  local total = fleet.prefix .. 'pool:total'
+  local overdue = redis.call('ZRANGEBYSCORE', total, '-inf', fleet.now, 'LIMIT', 0, most)
   for _, lease in ipairs(overdue) do
     local tenant, engine, holder, class, acquired_at = unpack(redis.call('HMGET',
       fleet.prefix .. 'lease:' .. lease, 'tenant', 'engine', 'holder', 'class', 'acquired_at'))

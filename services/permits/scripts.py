@@ -3,11 +3,8 @@
 The text travels with each process and is addressed by its own hash, so two versions of Tenure can share
 one Redis during a rollout. A Redis that does not know a script (new, restarted, failed over, flushed) is
 sent the text once, in the same call.
-
-`python -m services.permits.scripts --compose DIR` writes the composed texts, for linters and for eyes.
 """
 
-import argparse
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
@@ -116,17 +113,3 @@ async def run(client: "Redis", script: Script, keys: Sequence[str], args: Sequen
         return await client.evalsha(script.sha, len(keys), *keys, *args)
     except NoScriptError:
         return await client.eval(script.text, len(keys), *keys, *args)
-
-
-def main() -> None:
-    """Write every composed script into a directory."""
-    parser = argparse.ArgumentParser(description="write the composed Lua scripts")
-    parser.add_argument("--compose", type=Path, required=True, metavar="DIR")
-    target: Path = parser.parse_args().compose
-    target.mkdir(parents=True, exist_ok=True)
-    for script in load().values():
-        (target / f"{script.verb}.lua").write_text(script.text)
-
-
-if __name__ == "__main__":
-    main()

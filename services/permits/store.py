@@ -127,7 +127,7 @@ class Store:
         return answer
 
     async def reap(self, fleet: str, pools: Sequence[str] = (), records: Sequence[str] = ()) -> Reaped:
-        """Make one pass; `pools` (tenant:T, engine:E) and the `records` of leases are held against the total."""
+        """Make one pass; `pools` (tenant:T, engine:E) and `records` of leases are held against the total."""
         rest = (*pools, *records)
         answer: Reaped = await self._run("reap", self._named(fleet), {"pool_count": len(pools)}, rest)
         return answer
