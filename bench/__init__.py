@@ -1,0 +1,1 @@
+"""Measures what admission costs, on real processes, side by side in one run. `python -m bench --help`."""
