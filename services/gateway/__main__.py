@@ -1,0 +1,64 @@
+"""`python -m services.gateway`: read the configuration, bind, serve until told to stop."""
+
+import argparse
+import asyncio
+import re
+import socket
+import sys
+from pathlib import Path
+
+import uvloop
+
+from services.gateway.server import listen, serve
+from services.permits.errors import PermitError
+from services.permits.names import NAME_CHARS_MAX
+from services.settings.load import SettingsError, find_config, load
+from services.settings.schema import Settings
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one replica and return the exit code: 0 after a drain, 1 with one line on stderr, 2 wrong usage."""
+    options = _options(arguments)
+    try:
+        settings = load(find_config(options.config))
+        return run(settings, host=options.host, port=options.port, name=options.name)
+    except (SettingsError, PermitError, OSError) as error:
+        sys.stderr.write(f"tenure gateway: {error}\n")
+        return 1
+
+
+def run(
+    settings: Settings, *, host: str | None = None, port: int | None = None, name: str | None = None
+) -> int:
+    """Serve with `settings`, the arguments laid over its `gateway` section. Raises PermitError, OSError."""
+    host = host or settings.gateway.host
+    port = settings.gateway.port if port is None else port
+    if not settings.fleets:
+        raise SettingsError("fleets: there is none; write for example [fleets.demo] with models and engines")
+    try:
+        sock = listen(host, port, stall_ms=settings.budgets.stall_ms)
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise OSError(f"gateway.host, gateway.port: cannot listen on {host}:{port}: {why}") from None
+    name = name or settings.gateway.name or _default_name(sock.getsockname()[1])
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(serve(settings, name=name, sock=sock))
+    return 0
+
+
+def _default_name(port: int) -> str:
+    """Return host and port as a legal name; the library adds what makes each start a holder of its own."""
+    return re.sub(r"[^A-Za-z0-9._-]", "-", f"{socket.gethostname()}-{port}")[-NAME_CHARS_MAX:]
+
+
+def _options(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m services.gateway", description="One gateway replica.")
+    parser.add_argument("--config", type=Path, help="the TOML file; default: $TENURE_CONFIG, ./tenure.toml")
+    parser.add_argument("--host", help="address to listen on, over the file's gateway.host")
+    parser.add_argument("--port", type=int, help="port to listen on, over the file's gateway.port")
+    parser.add_argument("--name", help="name of this replica, over the file's gateway.name")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

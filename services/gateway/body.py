@@ -1,0 +1,65 @@
+"""Reading a request's body, bounded in bytes and in time. No permit is held meanwhile."""
+
+import asyncio
+from typing import Final
+
+from starlette.types import Receive
+
+from services.gateway.headers import Head
+from services.gateway.refusals import NotServed
+
+# After an early answer the rest of the body is read and thrown away, so that the client reads the answer
+# instead of a reset. Bounded: whoever sends more is cut.
+DISCARD_BYTES_MAX: Final = 64 * 1024 * 1024
+DISCARD_S: Final = 5.0
+
+
+class ClientGone(Exception):
+    """The client left before its request was whole."""
+
+
+async def read_body(receive: Receive, head: Head, *, limit_bytes: int, gap_s: float) -> bytes:
+    """Return the whole body.
+
+    Raises NotServed: request_too_large as soon as that is certain, with or without Content-Length;
+    bad_request when nothing came for `gap_s`. Raises ClientGone when the client left.
+    """
+    if head.content_length is not None and head.content_length > limit_bytes:
+        raise _too_large(limit_bytes)
+    chunks: list[bytes] = []
+    size = 0
+    while True:
+        try:
+            async with asyncio.timeout(gap_s):
+                message = await receive()
+        except TimeoutError:
+            raise NotServed(
+                "bad_request", f"no byte of the body arrived for {gap_s:g} s", close=True
+            ) from None
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        chunk = message.get("body", b"")
+        size += len(chunk)
+        if size > limit_bytes:
+            raise _too_large(limit_bytes)
+        chunks.append(chunk)
+        if not message.get("more_body", False):
+            return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+
+async def discard(receive: Receive) -> None:
+    """Read the rest of a body that nobody wants, until its end or the bounds above."""
+    left = DISCARD_BYTES_MAX
+    try:
+        async with asyncio.timeout(DISCARD_S):
+            while left > 0:
+                message = await receive()
+                if message["type"] == "http.disconnect" or not message.get("more_body", False):
+                    return
+                left -= len(message.get("body", b""))
+    except TimeoutError:
+        return
+
+
+def _too_large(limit_bytes: int) -> NotServed:
+    return NotServed("request_too_large", f"the body is larger than {limit_bytes} bytes", close=True)

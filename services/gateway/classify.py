@@ -1,0 +1,137 @@
+"""What a request asks for, read from its head and body. Pure: no I/O, no clock.
+
+The body is parsed once, for the few fields below; the engine gets the bytes as they came.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Final
+from urllib.parse import parse_qs
+
+import msgspec
+
+from services.gateway.headers import Head
+from services.gateway.prefixes import Boundary, of_parts, of_text
+from services.gateway.refusals import NotServed
+
+MODEL_CHARS_MAX: Final = 256
+# A model name sits in the first form fields; a whole upload is not searched for it.
+_FORM_SCAN_BYTES: Final = 64 * 1024
+_FORM_TAIL_BYTES: Final = 4 * 1024
+_FORM_MODEL: Final = re.compile(
+    rb'content-disposition:[^\r\n]*?;\s*name="?model"?\s*(?:;[^\r\n]*)?\r?\n'
+    rb"(?:[^\r\n]+\r?\n)*\r?\n([^\r\n]*)\r?\n",
+    re.IGNORECASE,
+)
+_NOTHING: Final = msgspec.Raw(b"")
+
+
+class _Fields(msgspec.Struct):
+    """The fields that decide anything. Everything else is the engine's business."""
+
+    model: msgspec.Raw = _NOTHING
+    stream: msgspec.Raw = _NOTHING
+    messages: msgspec.Raw = _NOTHING
+    prompt: msgspec.Raw = _NOTHING
+    input: msgspec.Raw = _NOTHING
+    tools: msgspec.Raw = _NOTHING
+    system: msgspec.Raw = _NOTHING
+    instructions: msgspec.Raw = _NOTHING
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """What a request asks for. `model` is "" when it names none and the only fleet must do."""
+
+    model: str
+    stream: bool = False
+    boundaries: tuple[Boundary, ...] = ()
+
+
+_fields = msgspec.json.Decoder(_Fields)
+_text = msgspec.json.Decoder(str)
+_parts = msgspec.json.Decoder(list[msgspec.Raw])
+
+
+def classify(head: Head, body: bytes) -> Ask:
+    """Say what `head` and `body` ask for; raise NotServed("bad_request") when that cannot be told."""
+    if ".." in head.path or "%2e" in head.path.lower():
+        _refuse_dot_segments(head.path)
+    if not body:
+        return Ask(_model_of_query(head))
+    if head.content_type.startswith(b"multipart/"):
+        return Ask(_checked_model(_model_of_form(body)))
+    if b"json" in head.content_type or body.lstrip()[:1] in (b"{", b"["):
+        return _ask_of_json(head, body)
+    return Ask(_model_of_query(head))
+
+
+def _ask_of_json(head: Head, body: bytes) -> Ask:
+    if head.content_encoding not in (b"", b"identity"):
+        raise NotServed("bad_request", "send JSON bodies without Content-Encoding")
+    try:
+        fields = _fields.decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise NotServed("bad_request", f"the body is not a JSON object: {_brief(error)}") from None
+    model = _checked_model(_string(fields.model))
+    if not model:
+        raise NotServed("bad_request", "the body names no model: set the string field `model`")
+    stream = bytes(fields.stream) == b"true"
+    return Ask(model, stream, () if head.colder else _boundaries(model, fields))
+
+
+def _boundaries(model: str, fields: _Fields) -> tuple[Boundary, ...]:
+    """Cut the prompt; a shape that is not understood has no boundaries and so stays cold."""
+    seed = [model.encode(), *(bytes(raw) for raw in (fields.tools, fields.system, fields.instructions))]
+    for raw in (fields.messages, fields.input, fields.prompt):
+        view = bytes(raw)
+        try:
+            if view[:1] == b"[":
+                return of_parts(seed, (bytes(part) for part in _parts.decode(view)))
+            if view[:1] == b'"':
+                return of_text(seed, _text.decode(view))
+        except (msgspec.MsgspecError, UnicodeError):
+            return ()
+    return ()
+
+
+def _string(raw: msgspec.Raw) -> str:
+    """Decode the model's name; absent reads as "", anything but a string is refused."""
+    view = bytes(raw)
+    if not view:
+        return ""
+    try:
+        return _text.decode(view)
+    except (msgspec.MsgspecError, UnicodeError):
+        raise NotServed("bad_request", "the field `model` must be a string") from None
+
+
+def _model_of_query(head: Head) -> str:
+    values = parse_qs(head.query, max_num_fields=100).get("model") if "model" in head.query else None
+    return _checked_model(values[0] if values else "")
+
+
+def _model_of_form(body: bytes) -> str:
+    """Find the form field `model`, at the front or at the very end of an upload."""
+    found = _FORM_MODEL.search(body[:_FORM_SCAN_BYTES]) or _FORM_MODEL.search(body[-_FORM_TAIL_BYTES:])
+    return found[1].decode("utf-8", "replace") if found else ""
+
+
+def _checked_model(model: str) -> str:
+    if len(model) > MODEL_CHARS_MAX:
+        raise NotServed(
+            "bad_request",
+            f"the model name has {len(model)} characters; at most {MODEL_CHARS_MAX} are allowed",
+        )
+    return model
+
+
+def _refuse_dot_segments(path: str) -> None:
+    """An engine must not be led out of /v1/ by a path that it resolves and we do not."""
+    if any(part in (".", "..") for part in re.sub("%2e", ".", path, flags=re.IGNORECASE).split("/")):
+        raise NotServed("bad_request", "the path must not contain . or .. segments")
+
+
+def _brief(error: Exception) -> str:
+    """Shorten a parser's message, which may quote the caller's own bytes."""
+    return str(error)[:120] or type(error).__name__

@@ -1,0 +1,156 @@
+"""Passing a reply on, and ending one that cannot be passed on to its end."""
+
+from contextlib import AsyncExitStack
+from typing import Final
+
+from starlette.types import Message, Receive, Send
+
+from services.gateway.body import discard
+from services.gateway.budgets import Deadlines
+from services.gateway.engines import Reply
+from services.gateway.evidence import Report
+from services.gateway.headers import RawHeaders, for_client
+from services.gateway.refusals import Refusal, error_event, refusal_at_end
+from services.gateway.sse import Observer, observer_for
+from services.gateway.trip import Trip
+
+_LAST: Final[Message] = {"type": "http.response.body", "body": b"", "more_body": False}
+# Their Content-Length speaks of a body that is not sent.
+_BODILESS: Final = frozenset({204, 304})
+
+
+class OwnedStream:
+    """Passes a reply to the client and, when the engine's part ends for any reason, closes what it owns."""
+
+    def __init__(self, reply: Reply, trip: Trip, *, owned: AsyncExitStack) -> None:
+        """Take ownership of `owned`, which holds the reply and, outside it, the permit."""
+        self.reply = reply
+        self._trip = trip
+        self._owned = owned
+        self._is_read = False
+        self._report: Report | None = None
+        self.observer: Observer = observer_for(reply.status, reply.content_type, reply.encoding)
+
+    async def send_to(self, send: Send) -> None:
+        """Send all of the reply. The permit goes back when the engine is done, before the last byte is out.
+
+        Raises EngineFailed, or CancelledError after a cut; then `farewell` has the last word.
+        """
+        async with self._owned:
+            await self._send_head(send)
+            await self._pump(send)
+        await _finish(self._trip, send)
+
+    def takes_event(self) -> bool:
+        """Whether an event of ours may follow: between two whole ones, both sent, in an open-ended body."""
+        has_length = any(name.lower() == b"content-length" for name, _ in self.reply.raw_headers)
+        is_stream = self.observer.is_stream and self._trip.head.method != "HEAD"
+        waits_for_client = _deadlines(self._trip).is_sending
+        return is_stream and not has_length and not waits_for_client and self.observer.at_boundary()
+
+    def tokens(self) -> int:
+        """Return the generated tokens: the engine's figure where it gave one, else the events seen."""
+        report = self.report()
+        return report.generated if report and report.generated is not None else self.observer.generated()
+
+    def report(self) -> Report | None:
+        """Return the engine's own report, read once, when the last chunk has passed."""
+        if not self._is_read:
+            self._is_read = True
+            self._report = self.observer.report()
+        return self._report
+
+    async def _send_head(self, send: Send) -> None:
+        trip, reply = self._trip, self.reply
+        headers = for_client(reply.raw_headers, keep_length=reply.status not in _BODILESS)
+        headers += own_headers(trip)
+        names = {name for name, _ in headers}
+        if self.observer.is_stream:
+            # Whoever stands between us and the client must not gather a stream.
+            headers.append((b"x-accel-buffering", b"no"))
+            if b"cache-control" not in names:
+                headers.append((b"cache-control", b"no-cache"))
+        has_body = trip.head.method != "HEAD" and reply.status not in _BODILESS
+        if trip.head.http10 and has_body and b"content-length" not in names:
+            trip.wire.unframe()
+        trip.status = reply.status
+        trip.head_sent = True
+        _deadlines(trip).sending()
+        await send({"type": "http.response.start", "status": reply.status, "headers": headers})
+
+    async def _pump(self, send: Send) -> None:
+        """Pass chunk by chunk: nothing is gathered, and none is read before the last one was taken."""
+        trip, read, observer, deadlines = self._trip, self.reply.read, self.observer, _deadlines(self._trip)
+        while True:
+            deadlines.reading()
+            chunk = await read()
+            now_s = deadlines.sending()
+            if not chunk:
+                break
+            observer.feed(chunk)
+            if not trip.first_token_s and observer.first_token:
+                trip.first_token(now_s)
+            trip.last_token_s = now_s
+            await send({"type": "http.response.body", "body": chunk, "more_body": True})
+        if not trip.first_token_s:
+            trip.first_token(now_s)
+            trip.last_token_s = now_s
+
+
+def own_headers(trip: Trip) -> RawHeaders:
+    """Return the headers that every reply under a permit carries, refusals included once there is one."""
+    headers = [(b"x-request-id", trip.request_id.encode())]
+    if trip.head.client_request_id:
+        headers.append((b"x-client-request-id", trip.head.client_request_id.encode()))
+    if trip.permit is not None:
+        headers += [
+            (b"tenure-lease", trip.permit.id.encode()),
+            (b"tenure-class", trip.permit.class_.encode()),
+            (b"tenure-queue-ms", b"%d" % trip.queue_ms),
+        ]
+    return headers
+
+
+async def send_refusal(refusal: Refusal, trip: Trip, receive: Receive, send: Send) -> None:
+    """Send our own answer whole. A body that nobody read is read and thrown away, so the answer arrives."""
+    body = refusal.envelope
+    unread = not trip.body_read and trip.head.has_body
+    headers = [*refusal.headers(body), *own_headers(trip)]
+    if unread and not refusal.close:
+        headers.append((b"connection", b"close"))
+    trip.head_sent = True
+    trip.status = refusal.status
+    await send({"type": "http.response.start", "status": refusal.status, "headers": headers})
+    await send({"type": "http.response.body", "body": body, "more_body": True})
+    # A client that asked before sending its body reads the answer instead of sending it.
+    if unread and not trip.head.expects_continue:
+        await discard(receive)
+    await send(_LAST)
+
+
+async def farewell(trip: Trip, receive: Receive, send: Send) -> None:
+    """Tell the client why the request ends, as far as what it already got leaves a way to."""
+    await trip.awake()
+    assert trip.reason is not None  # noqa: S101  (whoever calls has settled it)
+    refusal = refusal_at_end(trip.reason)
+    if refusal is None:
+        trip.wire.cut()
+    elif not trip.head_sent:
+        await send_refusal(refusal, trip, receive, send)
+    elif trip.stream is not None and trip.stream.takes_event():
+        await send({"type": "http.response.body", "body": error_event(trip.reason), "more_body": True})
+        await _finish(trip, send)
+    else:
+        trip.wire.cut()
+
+
+async def _finish(trip: Trip, send: Send) -> None:
+    if trip.wire.is_unframed:
+        trip.wire.finish()
+    else:
+        await send(_LAST)
+
+
+def _deadlines(trip: Trip) -> Deadlines:
+    assert trip.deadlines is not None  # noqa: S101  (a reply is relayed under a permit only)
+    return trip.deadlines

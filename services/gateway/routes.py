@@ -1,0 +1,112 @@
+"""The request on one screen: authenticate, classify, acquire, open the engine, stream, release."""
+
+import asyncio
+from contextlib import AsyncExitStack
+
+from starlette.types import Receive, Scope, Send
+
+from services.gateway.body import ClientGone, read_body
+from services.gateway.callers import tenant_of
+from services.gateway.classify import Ask, classify
+from services.gateway.engines import EngineFailed, EngineRequest, Engines
+from services.gateway.evidence import covered
+from services.gateway.fleets import Fleet, Fleets
+from services.gateway.prefixes import candidates
+from services.gateway.refusals import NotServed, refusal_of
+from services.gateway.relay import OwnedStream, farewell, send_refusal
+from services.gateway.trip import Trip
+from services.gateway.trips import Trips
+from services.permits.errors import Refused, Unavailable
+from services.permits.gate import Gate
+from services.permits.model import Demand
+from services.settings.schema import Settings
+
+
+class DataPlane:
+    """Everything under /v1/ that runs on an engine, as a plain ASGI application."""
+
+    def __init__(
+        self, *, settings: Settings, gate: Gate, fleets: Fleets, engines: Engines, trips: Trips
+    ) -> None:
+        """Use what others own and close."""
+        self._gate = gate
+        self._fleets = fleets
+        self._engines = engines
+        self._trips = trips
+        self._body_bytes_max = settings.gateway.max_body_bytes
+        self._body_gap_s = settings.budgets.stall_ms / 1000
+
+    async def _serve(self, trip: Trip, receive: Receive, send: Send) -> None:
+        """Live one request's whole life. Whatever ends it early leaves as an exception."""
+        trip.tenant = tenant_of(trip.head, self._gate.tenant_of)
+        request = await self._read(trip, receive)
+        ask = classify(trip.head, request.body)
+        fleet = trip.fleet = self._fleets.serving(ask.model)
+
+        trip.watch(receive)
+        async with AsyncExitStack() as held:
+            permit = await held.enter_async_context(self._gate.hold(_demand(trip, ask, fleet)))
+            trip.admit(permit)
+            reply = await held.enter_async_context(self._engines.open(request, fleet, permit))
+            # From here on the stream owns the reply and the permit.
+            stream = trip.stream = OwnedStream(reply, trip, owned=held.pop_all())
+        await stream.send_to(send)
+
+        trip.end("completed")
+        if facts := covered(stream.report(), ask.boundaries):
+            self._gate.witness(permit, facts)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request, and settle how it ended. Only a foreign cancellation gets out."""
+        trip = self._trips.begin(scope)
+        try:
+            if self._trips.draining:
+                raise NotServed("draining", "this gateway is shutting down", close=True)
+            await self._serve(trip, receive, send)
+        except (NotServed, Refused, Unavailable) as no:
+            await self._refuse(trip, no, receive, send)
+        except ClientGone:
+            trip.end("client_disconnect")
+        except EngineFailed as failed:
+            trip.end(failed.reason)
+            self._trips.journal.log.info("engine failed", request_id=trip.request_id, why=str(failed))
+            await farewell(trip, receive, send)
+        except asyncio.CancelledError:
+            if trip.reason is None:
+                trip.end("shutdown")
+                raise
+            await farewell(trip, receive, send)
+        except Exception:
+            trip.end("internal_error")
+            self._trips.journal.log.exception("internal error", request_id=trip.request_id)
+            await farewell(trip, receive, send)
+        finally:
+            trip.close()
+
+    async def _read(self, trip: Trip, receive: Receive) -> EngineRequest:
+        head = trip.head
+        body = await read_body(receive, head, limit_bytes=self._body_bytes_max, gap_s=self._body_gap_s)
+        trip.body_read = True
+        return EngineRequest(
+            method=head.method,
+            path_and_query=f"{head.path}?{head.query}" if head.query else head.path,
+            headers=[*head.forward, ("x-request-id", trip.request_id)],
+            body=body,
+        )
+
+    async def _refuse(
+        self, trip: Trip, no: NotServed | Refused | Unavailable, receive: Receive, send: Send
+    ) -> None:
+        refusal = refusal_of(no, trip.fleet.pace if trip.fleet else None)
+        await trip.refuse(refusal.code)
+        await send_refusal(refusal, trip, receive, send)
+
+
+def _demand(trip: Trip, ask: Ask, fleet: Fleet) -> Demand:
+    return Demand(
+        fleet=fleet.name,
+        tenant=trip.tenant,
+        request_id=trip.request_id,
+        engines=fleet.usable_engines(),
+        prefixes=candidates(ask.boundaries),
+    )

@@ -1,0 +1,137 @@
+"""Serving one gateway: its socket, its signals, and how it stops.
+
+The first SIGTERM drains: nothing new is admitted, live streams finish within `drain_ms`, what is left then
+ends as `shutdown`. A second signal does not wait.
+"""
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+from collections.abc import AsyncIterator, Iterator
+from typing import Final
+
+import uvicorn
+
+from services.gateway.app import App, open_app
+from services.gateway.records import open_journal
+from services.gateway.wire import Protocol
+from services.permits.clock import monotonic
+from services.settings.schema import Settings
+
+# Held by the kernel for one client, before the writer is told to wait.
+SEND_BUFFER_BYTES: Final = 64 * 1024
+BACKLOG: Final = 4096
+# After the last streams were cut: how long their ends may take.
+_CUT_S: Final = 2.0
+_KEEP_ALIVE_S: Final = 75
+_STOPPING: Final = (signal.SIGTERM, signal.SIGINT)
+
+
+class Server(uvicorn.Server):
+    """Uvicorn without its signal handling, and with a look at idle connections once a second."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave signals alone: draining comes before closing."""
+        yield
+
+    async def on_tick(self, counter: int) -> bool:
+        """Close connections on which no request comes."""
+        if counter % 10 == 0:
+            now_s = monotonic()
+            for connection in tuple(self.server_state.connections):
+                if isinstance(connection, Protocol):
+                    connection.close_if_idle(now_s)
+        return await super().on_tick(counter)
+
+
+def listen(host: str, port: int, *, stall_ms: int) -> socket.socket:
+    """Return a bound socket; raises OSError. Accepted connections inherit its options."""
+    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    sock = socket.socket(family, kind, protocol)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):
+            # A peer that vanished without a word is found out while bytes to it are unacknowledged.
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, stall_ms)
+        sock.bind(address)
+        sock.listen(BACKLOG)
+        sock.setblocking(False)  # noqa: FBT003  (the socket's own signature)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+async def serve(settings: Settings, *, name: str, sock: socket.socket, log_fd: int = 1) -> None:
+    """Serve on `sock`, which is taken over, until a signal, then drain and return. Raises PermitError."""
+    async with open_journal(log_fd) as journal, open_app(settings, name=name, journal=journal) as app:
+        server = Server(_config(app))
+        async with _signals() as asked_to_stop:
+            serving = asyncio.create_task(server.serve(sockets=[sock]))
+            host, port = sock.getsockname()[:2]
+            journal.log.info("listening", host=host, port=port, holder=app.gate.holder)
+            first = asyncio.create_task(asked_to_stop.get())
+            await asyncio.wait((serving, first), return_when=asyncio.FIRST_COMPLETED)
+            if first.done():
+                drain_s = (
+                    max((fleet.budgets.drain_ms for fleet in settings.fleets.values()), default=0) / 1000
+                )
+                journal.log.info("draining", live=app.gate.live(), drain_s=drain_s)
+                await _drain(app, drain_s, asked_to_stop)
+            first.cancel()
+            server.should_exit = True
+            await serving
+        journal.log.info("stopped")
+
+
+async def _drain(app: App, drain_s: float, asked_again: asyncio.Queue[int]) -> None:
+    """Let live streams finish within `drain_s`, or until asked again; then cut the rest."""
+    app.trips.drain()
+    finished = asyncio.create_task(app.trips.wait_empty())
+    hurry = asyncio.create_task(asked_again.get())
+    await asyncio.wait((finished, hurry), timeout=drain_s, return_when=asyncio.FIRST_COMPLETED)
+    app.trips.cut_all()
+    await asyncio.wait((finished,), timeout=_CUT_S)
+    for task in (finished, hurry):
+        task.cancel()
+
+
+@contextlib.asynccontextmanager
+async def _signals() -> AsyncIterator[asyncio.Queue[int]]:
+    """Yield a queue of the stopping signals received while the block runs."""
+    loop = asyncio.get_running_loop()
+    received: asyncio.Queue[int] = asyncio.Queue()
+    for number in _STOPPING:
+        loop.add_signal_handler(number, received.put_nowait, number)
+    try:
+        yield received
+    finally:
+        for number in _STOPPING:
+            loop.remove_signal_handler(number)
+
+
+def _config(app: App) -> uvicorn.Config:
+    # The data plane settles and logs every end itself; uvicorn's own complaints would be noise, some of it
+    # with a caller's bytes in it.
+    logging.getLogger("uvicorn").setLevel(logging.CRITICAL + 1)
+    logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL + 1)
+    return uvicorn.Config(
+        app.asgi,
+        http=Protocol,
+        ws="none",
+        lifespan="off",
+        interface="asgi3",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        date_header=False,  # an engine's own Date passes; our answers carry theirs
+        backlog=BACKLOG,
+        timeout_keep_alive=_KEEP_ALIVE_S,
+        timeout_graceful_shutdown=int(_CUT_S),
+    )

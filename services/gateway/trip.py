@@ -1,0 +1,230 @@
+"""One request's record: who, when, and why it ended. Each request has exactly one, from head to log line.
+
+A trip ends once. `cut` ends it early from outside (a timer, the client's departure, a lost lease, a
+shutdown) by cancelling its task; `end` and `refuse` are called by the task itself. The first one wins.
+"""
+
+import asyncio
+import contextlib
+import secrets
+from collections.abc import Mapping
+from typing import Any, Final, Protocol
+
+from starlette.types import Receive, Scope
+
+from services.gateway.budgets import Deadlines
+from services.gateway.fleets import Fleet
+from services.gateway.headers import Head, read_head
+from services.gateway.metrics import Metrics
+from services.gateway.refusals import Reason
+from services.gateway.wire import Wire
+from services.permits.clock import monotonic, wall_ms
+from services.permits.permit import Permit
+
+_ID_BYTES: Final = 16
+
+
+class Books(Protocol):
+    """What a trip needs of whoever keeps all of them."""
+
+    draining: bool
+    grace_s: float
+    metrics: Metrics
+
+    def released(self, trip: "Trip") -> None:
+        """Redis has acknowledged the trip's release."""
+
+    def left(self, trip: "Trip") -> None:
+        """The trip's task is done."""
+
+
+class Passage(Protocol):
+    """What a trip needs of the stream that passes its reply on."""
+
+    def takes_event(self) -> bool:
+        """Whether an event of our own may end it."""
+
+    def tokens(self) -> int:
+        """How many tokens went by."""
+
+
+class Trip:
+    """The record of one request. Times are monotonic seconds; the log gets Unix ms."""
+
+    __slots__ = (
+        "_books",
+        "_watcher",
+        "admitted_s",
+        "body_read",
+        "deadlines",
+        "ended_s",
+        "first_token_s",
+        "fleet",
+        "head",
+        "head_sent",
+        "last_token_s",
+        "over",
+        "permit",
+        "queued_at_ms",
+        "queued_s",
+        "reason",
+        "refused",
+        "released_s",
+        "request_id",
+        "status",
+        "stream",
+        "task",
+        "tenant",
+        "wire",
+    )  # fmt: skip
+
+    def __init__(self, scope: Scope, books: Books) -> None:
+        """Begin now, in the request's own task."""
+        task = asyncio.current_task()
+        assert task is not None  # noqa: S101  (uvicorn runs each request in a task)
+        self.task: asyncio.Task[object] = task
+        self._books = books
+        self.queued_at_ms = wall_ms()
+        self.queued_s = monotonic()
+        # Of one length for all: engines that match ids by their beginning must not find two.
+        self.request_id = secrets.token_hex(_ID_BYTES)
+        self.head: Head = read_head(scope)
+        self.wire: Wire = scope["state"]["wire"]
+        self.tenant = ""
+        self.fleet: Fleet | None = None
+        self.permit: Permit | None = None
+        self.deadlines: Deadlines | None = None
+        self.admitted_s = self.first_token_s = self.last_token_s = self.ended_s = self.released_s = 0.0
+        self.body_read = False
+        self.head_sent = False
+        self.status = 0
+        self.stream: Passage | None = None
+        self._watcher: asyncio.Task[None] | None = None
+        self.reason: Reason | None = None
+        self.refused: str | None = None
+        self.over = False
+
+    @property
+    def queue_ms(self) -> int:
+        """How long the request waited for its permit."""
+        return _ms(self.admitted_s - self.queued_s)
+
+    def admit(self, permit: Permit) -> None:
+        """Take note of the permit, whose owner is the caller, and start the budgets of the trip's fleet."""
+        assert self.fleet is not None  # noqa: S101  (the demand named it)
+        self.admitted_s = monotonic()
+        self.permit = permit
+        permit.phase = "draining" if self._books.draining else "prefill"
+        permit.on_lost = self._lost
+        permit.on_released = self._released
+        self.deadlines = Deadlines(
+            self.fleet.config.budgets, permit, cut=self.cut, grace_s=self._books.grace_s
+        )
+        self._books.metrics.queue_s.labels(self.fleet.name).observe(self.admitted_s - self.queued_s)
+
+    def first_token(self, now_s: float) -> None:
+        """Note the first generated content."""
+        assert self.permit is not None and self.deadlines is not None and self.fleet is not None  # noqa: S101, PT018
+        self.first_token_s = now_s
+        self.deadlines.decoding()
+        if not self._books.draining:
+            self.permit.phase = "decode"
+        if self.fleet.config.cold_until == "first_token":
+            self.permit.downgrade()
+        self._books.metrics.prefill_s.labels(self.fleet.name).observe(now_s - self.admitted_s)
+
+    def cut(self, reason: Reason) -> None:
+        """End the request from outside. Nothing happens when it has ended, or is ending, already."""
+        if self.reason is None and not self.over:
+            self.reason = reason
+            self.ended_s = monotonic()
+            self.task.cancel()
+
+    def end(self, reason: Reason) -> Reason:
+        """Settle why the request ended; return the reason that stands, which is the first."""
+        if self.reason is None:
+            self.reason = reason
+            self.ended_s = monotonic()
+        self._stop()
+        return self.reason
+
+    async def refuse(self, code: str) -> None:
+        """Settle that the request gets our answer instead of a permit."""
+        self.refused = code
+        self._stop()
+        await self.awake()
+
+    async def awake(self) -> None:
+        """Take in the cancellation that a cut has left behind, so that a last word can be sent."""
+        if self.task.cancelling():
+            # Until 3.13 a cancellation that came together with another end is still to be raised.
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(0)
+            self.task.uncancel()
+
+    def close(self) -> None:
+        """Leave the books: called once, when the request's task is done with everything."""
+        self._stop()
+        self.ended_s = self.ended_s or monotonic()
+        if self._watcher is not None:
+            self._watcher.cancel()
+        self._books.left(self)
+
+    def watch(self, receive: Receive) -> None:
+        """From now on, cut the trip when the client leaves. Nobody else may call `receive` meanwhile."""
+        self._watcher = asyncio.create_task(self._watch(receive))
+
+    async def _watch(self, receive: Receive) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self.cut("client_disconnect")
+
+    def _lost(self, cause: str) -> None:
+        del cause
+        self.cut("lease_lost")
+
+    def _released(self, at_s: float) -> None:
+        self.released_s = at_s
+        self._books.released(self)
+
+    def _stop(self) -> None:
+        self.over = True
+        if self.deadlines is not None:
+            self.deadlines.stop()
+
+    def record(self) -> Mapping[str, Any]:
+        """Return the log line: ids, figures and times, never a key or a word of the prompt or the reply."""
+        permit, last_s = self.permit, self.last_token_s
+        return {
+            "request_id": self.request_id,
+            "client_request_id": self.head.client_request_id or None,
+            "lease": permit.id if permit else None,
+            "fleet": self.fleet.name if self.fleet else None,
+            "tenant": self.tenant or None,
+            "class": permit.class_ if permit else None,
+            "engine": permit.engine if permit else None,
+            "queued_at": self.queued_at_ms,
+            "admitted_at": self._wall_ms(self.admitted_s),
+            "first_token_at": self._wall_ms(self.first_token_s),
+            "last_token_at": self._wall_ms(last_s),
+            "released_at": self._wall_ms(self.released_s),
+            "queue_ms": self.queue_ms if permit else None,
+            "prefill_ms": _span_ms(self.admitted_s, self.first_token_s),
+            "decode_ms": _span_ms(self.first_token_s, last_s),
+            "release_ms": _span_ms(self.ended_s, self.released_s),
+            "tokens": self.stream.tokens() if self.stream else 0,
+            "status": self.status or None,
+            "reason": self.reason,
+            "refused": self.refused,
+        }
+
+    def _wall_ms(self, at_s: float) -> int | None:
+        return self.queued_at_ms + _ms(at_s - self.queued_s) if at_s else None
+
+
+def _ms(seconds: float) -> int:
+    return round(seconds * 1000)
+
+
+def _span_ms(start_s: float, end_s: float) -> int | None:
+    return max(0, _ms(end_s - start_s)) if start_s and end_s else None

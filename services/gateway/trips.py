@@ -1,0 +1,80 @@
+"""All requests of this gateway that are not yet in the log, and how they end together."""
+
+import asyncio
+
+from starlette.types import Scope
+
+from services.gateway.metrics import Metrics
+from services.gateway.records import Journal
+from services.gateway.trip import Trip
+
+
+class Trips:
+    """The books. A trip enters by `begin`, and leaves when its release is acknowledged and logged."""
+
+    def __init__(self, journal: Journal, metrics: Metrics, *, grace_s: float) -> None:
+        """`grace_s` is how long a lease may outlive the deadline of its request: one tick."""
+        self.journal = journal
+        self.metrics = metrics
+        self.grace_s = grace_s
+        self.draining = False
+        self._running: set[Trip] = set()
+        self._unreleased: set[Trip] = set()
+        self._empty = asyncio.Event()
+        self._empty.set()
+
+    def begin(self, scope: Scope) -> Trip:
+        """Open the record of a request."""
+        trip = Trip(scope, self)
+        self._running.add(trip)
+        self._empty.clear()
+        return trip
+
+    def left(self, trip: Trip) -> None:
+        """Write the log line, or leave that to the moment when Redis has acknowledged the release."""
+        self._running.discard(trip)
+        if not self._running:
+            self._empty.set()
+        if trip.permit is None:
+            self.journal.log.info("request", **trip.record())
+            return
+        assert trip.fleet is not None and trip.reason is not None  # noqa: S101, PT018
+        name = trip.fleet.name
+        self.metrics.ends.labels(name, trip.reason).inc()
+        if trip.first_token_s:
+            self.metrics.decode_s.labels(name).observe(max(0.0, trip.last_token_s - trip.first_token_s))
+        trip.fleet.pace.held(trip.ended_s - trip.admitted_s)
+        self._unreleased.add(trip)
+        if trip.released_s:
+            self.released(trip)
+
+    def released(self, trip: Trip) -> None:
+        """Note that the place is free in Redis; the trip itself may still be ending."""
+        if trip in self._unreleased and trip.fleet is not None:
+            self._unreleased.discard(trip)
+            self.metrics.release_s.labels(trip.fleet.name).observe(max(0.0, trip.released_s - trip.ended_s))
+            self.journal.log.info("request", **trip.record())
+
+    def drain(self) -> None:
+        """Admit nothing more: requests without a permit are refused at once, the others run on."""
+        self.draining = True
+        for trip in tuple(self._running):
+            if trip.permit is None:
+                trip.cut("shutdown")
+            else:
+                trip.permit.phase = "draining"
+
+    def cut_all(self) -> None:
+        """End every request as `shutdown`."""
+        for trip in tuple(self._running):
+            trip.cut("shutdown")
+
+    async def wait_empty(self) -> None:
+        """Return when no request runs."""
+        await self._empty.wait()
+
+    def give_up_waiting(self) -> None:
+        """Log the requests whose release Redis never acknowledged; their leases lapse by themselves."""
+        for trip in self._unreleased:
+            self.journal.log.info("request", **trip.record())
+        self._unreleased.clear()

@@ -1,0 +1,131 @@
+"""Uvicorn's HTTP/1.1 protocol with what ASGI cannot say: cut this connection, frame by closing it.
+
+Also closed here: holes through which a client could leave unseen (pipelining) or stay for ever without
+sending a request.
+"""
+
+import asyncio
+import socket
+import struct
+import sys
+from typing import Final, cast
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+from services.gateway.refusals import NotServed, refusal_of
+from services.permits.clock import monotonic
+
+# How long a cut connection may take to hand over what was already written.
+_FLUSH_S: Final = 5.0
+# A connection that has no request for this long, or only part of a head, is closed.
+HEAD_WAIT_S: Final = 30.0
+# Requests sent ahead of their turn; beyond that the connection is not read, and the client not watched.
+_PIPELINED_MAX: Final = 4
+_RESET: Final = struct.pack("ii", 1, 0)
+
+
+class Wire:
+    """One request's connection. Made by the protocol, found in `scope["state"]["wire"]`."""
+
+    __slots__ = ("_cycle", "_protocol", "_unframed")
+
+    def __init__(self, protocol: "Protocol", cycle: RequestResponseCycle) -> None:
+        """Belong to one request on one connection."""
+        self._protocol = protocol
+        self._cycle = cycle
+        self._unframed = False
+
+    def unframe(self) -> None:
+        """End the body by closing the connection: HTTP/1.0 knows no chunks. Call before the head is sent."""
+        self._unframed = True
+        self._cycle.chunked_encoding = False
+        self._cycle.expected_content_length = sys.maxsize
+        self._cycle.keep_alive = False
+
+    @property
+    def is_unframed(self) -> bool:
+        """Whether closing the connection is what ends the body."""
+        return self._unframed
+
+    def finish(self) -> None:
+        """End an unframed body: all bytes were sent."""
+        self._cycle.response_complete = True
+        self._cycle.message_event.set()
+        self._protocol.transport.close()
+
+    def cut(self) -> None:
+        """End the connection without ending the reply, so that the client sees it is not whole."""
+        cycle, transport = self._cycle, self._protocol.transport
+        # Uvicorn takes a reply that nobody ends for a defect, unless its client is gone.
+        cycle.disconnected = True
+        cycle.message_event.set()
+        if transport.is_closing():
+            return
+        if self._unframed or self._protocol.flow.write_paused:
+            # A closing FIN would look like the end of an unframed body; a full buffer would never empty.
+            sock: socket.socket = transport.get_extra_info("socket")
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+            transport.abort()
+        else:
+            transport.close()
+            asyncio.get_running_loop().call_later(_FLUSH_S, transport.abort)
+
+
+class Protocol(HttpToolsProtocol):
+    """One client connection."""
+
+    idle_since_s = 0.0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
+        """Start the wait for the first head."""
+        super().connection_made(transport)
+        self._earlier: list[RequestResponseCycle] = []
+        self.idle_since_s = monotonic()
+
+    def on_headers_complete(self) -> None:
+        """Give the request its wire; keep watching the client when it sent this one ahead of its turn."""
+        earlier = self._last_cycle()
+        super().on_headers_complete()
+        self.scope["state"]["wire"] = Wire(self, self.cycle)
+        if earlier is not None and not earlier.response_complete:
+            self._earlier = [cycle for cycle in self._earlier if not cycle.response_complete]
+            self._earlier.append(earlier)
+            if len(self.pipeline) <= _PIPELINED_MAX:
+                self.flow.resume_reading()
+
+    def on_response_complete(self) -> None:
+        """Start the wait for the next head."""
+        super().on_response_complete()
+        self.idle_since_s = monotonic()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Tell every request of the connection, not only the one that came last."""
+        for cycle in self._earlier:
+            if not cycle.response_complete:
+                cycle.disconnected = True
+                cycle.message_event.set()
+        super().connection_lost(exc)
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer bytes that are no HTTP; in the midst of a reply there is no answer but the end."""
+        del msg
+        cycle = self._last_cycle()
+        if cycle is not None and cycle.response_started and not cycle.response_complete:
+            self.transport.close()
+            return
+        refusal = refusal_of(NotServed("bad_request", "this is not a valid HTTP/1.1 request", close=True))
+        body = refusal.envelope
+        head = b"".join(b"%s: %s\r\n" % header for header in refusal.headers(body))
+        self.transport.write(b"HTTP/1.1 400 Bad Request\r\n" + head + b"\r\n" + body)
+        self.transport.close()
+
+    def close_if_idle(self, now_s: float) -> None:
+        """Close the connection when no request has come for HEAD_WAIT_S. Called about once a second."""
+        cycle = self._last_cycle()
+        idle = cycle is None or cycle.response_complete
+        if idle and now_s - self.idle_since_s > HEAD_WAIT_S and not self.transport.is_closing():
+            self.transport.close()
+
+    def _last_cycle(self) -> RequestResponseCycle | None:
+        # Uvicorn declares it as always there; before the first request it is None.
+        return cast("RequestResponseCycle | None", self.cycle)
