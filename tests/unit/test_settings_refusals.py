@@ -30,7 +30,10 @@ def refusal(tmp_path: Path, text: str, environ: dict[str, str] | None = None) ->
         ("[lease]\nx = 1", "lease.x: unknown key; known are: learning_ms, provisional_ms, tick_ms, ttl_ms"),
         (FLEET + "zzz = 1", "fleets.demo.zzz: unknown key; known are: "),
         (FLEET + "budgets = { idle = 1 }", "fleets.demo.budgets.idle: unknown key; did you mean idle_ms?"),
-        (FLEET.replace("name =", "label ="), "fleets.demo.engines[0].label: unknown key; known are: api_key, "),
+        (
+            FLEET.replace("name =", "label ="),
+            "fleets.demo.engines[0].label: unknown key; known are: api_key, ",
+        ),
         ("[tenants.a]\nquota = {}", "tenants.a.quota: unknown key; did you mean quotas?"),
     ],
 )
