@@ -10,6 +10,7 @@ import asyncio
 import re
 import secrets
 from datetime import UTC, datetime
+from time import monotonic
 from typing import TYPE_CHECKING
 
 from services.engine import http
@@ -115,11 +116,11 @@ class _Reply:
     async def stream(self, send: Send) -> None:
         """Send head and role as soon as the slot is taken: only the first token proves that work was done."""
         report, wire = self._report, self._wire
+        total, cached, since_s = report.prompt_tokens, report.cached_tokens, monotonic()
 
         async def on_chunk(done: int) -> None:
-            await http.part(
-                send, wire.progress(total=report.prompt_tokens, cached=report.cached_tokens, done=done)
-            )
+            time_ms = round((monotonic() - since_s) * 1000)
+            await http.part(send, wire.progress(total=total, cached=cached, done=done, time_ms=time_ms))
 
         async def say(word: str) -> None:
             await http.part(send, wire.token(word))

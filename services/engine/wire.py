@@ -91,9 +91,9 @@ class Wire:
         }
         return self._event({**self._common, "choices": [choice], **self._usage_null})
 
-    def progress(self, *, total: int, cached: int, done: int) -> bytes:
-        """How far the prefill is, for a request with `return_progress`."""
-        progress = {"total": total, "cache": cached, "processed": done}
+    def progress(self, *, total: int, cached: int, done: int, time_ms: int) -> bytes:
+        """How far the prefill is, for a request with `return_progress`; `done` counts cached tokens too."""
+        progress = {"total": total, "cache": cached, "processed": done, "time_ms": time_ms}
         return self._event({**self._common, "choices": [], **self._usage_null, "prompt_progress": progress})
 
     def ending(self, report: Report) -> bytes:
