@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from tests.support.client import Call, chat_body, request_bytes
 
@@ -40,6 +40,12 @@ class Burst:
     def codes(self) -> Counter[str]:
         """Return how many refusals had each code."""
         return Counter(outcome.code for outcome in self.outcomes if outcome.code is not None)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.end()
 
     def end(self) -> None:
         """Leave every held stream with RST."""

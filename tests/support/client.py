@@ -99,6 +99,12 @@ class Call:
         await call.send(request_bytes(url, **request))
         return call
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
     async def send(self, data: bytes) -> None:
         """Send bytes as they are."""
         async with asyncio.timeout(PATIENCE_S):

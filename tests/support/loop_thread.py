@@ -23,6 +23,11 @@ class LoopThread:
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
+    @property
+    def running(self) -> bool:
+        """Say whether calls are answered."""
+        return self._thread.is_alive()
+
     def start(self) -> None:
         """Start the thread; calls may follow at once."""
         self._thread.start()

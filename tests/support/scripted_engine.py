@@ -54,7 +54,7 @@ class ScriptedEngine(Instrument):
         self.malformed: list[str] = []
         self.answer: Script = answers.as_asked
         self.choose: Callable[[Seen], Script | None] | None = None
-        self.open = 0
+        self._open = 0
         self.max_open = 0
         self.connections = 0
         self.port = port
@@ -68,6 +68,14 @@ class ScriptedEngine(Instrument):
     def url(self) -> str:
         """Return the base URL, without a path."""
         return f"http://{sockets.LOOPBACK}:{self.port}"
+
+    @property
+    def open(self) -> int:
+        """Return how many requests are open now.
+
+        Asked of the engine's own thread: a reply whose last byte the client has is never counted any more.
+        """
+        return self._thread.do(lambda: self._open) if self._thread.running else self._open
 
     @property
     def held(self) -> int:
@@ -138,18 +146,17 @@ class ScriptedEngine(Instrument):
             self._server = None
 
     async def _clear(self) -> None:
+        await self._cut_all()
+        for record in (self.requests, self.controls, self.malformed):
+            record.clear()
+        self.max_open = self._open
+        self.connections = 0
+
+    async def _cut_all(self) -> None:
         peers = list(self._peers)
         for peer in peers:
             peer.reset()
         await asyncio.gather(*(peer.task for peer in peers), return_exceptions=True)
-        for record in (self.requests, self.controls, self.malformed):
-            record.clear()
-        self.max_open = self.open
-        self.connections = 0
-
-    async def _cut_all(self) -> None:
-        for peer in list(self._peers):
-            peer.reset()
 
     def _new_peer(self) -> Peer:
         self.connections += 1
@@ -189,8 +196,8 @@ class ScriptedEngine(Instrument):
 
     async def _work(self, peer: Peer, head: RequestHead, seen: Seen) -> Reply:
         self.requests.append(seen)
-        self.open += 1
-        self.max_open = max(self.max_open, self.open)
+        self._open += 1
+        self.max_open = max(self.max_open, self._open)
         seen.count_bytes(lambda: peer.accepted)
         reply = Reply(seen, peer, self._held)
         left = False
@@ -204,5 +211,5 @@ class ScriptedEngine(Instrument):
         finally:
             at = peer.gone_at if left and peer.gone_at is not None else time.monotonic()
             seen.close("client" if left else "engine", at)
-            self.open -= 1
+            self._open -= 1
         return reply
