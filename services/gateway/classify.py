@@ -6,7 +6,7 @@ The body is parsed once, for the few fields below; the engine gets the bytes as 
 import re
 from dataclasses import dataclass
 from typing import Final
-from urllib.parse import parse_qs
+from urllib.parse import parse_qs, unquote
 
 import msgspec
 
@@ -55,7 +55,7 @@ _parts = msgspec.json.Decoder(list[msgspec.Raw])
 
 def classify(head: Head, body: bytes) -> Ask:
     """Say what `head` and `body` ask for; raise NotServed("bad_request") when that cannot be told."""
-    if ".." in head.path or "%2e" in head.path.lower():
+    if "/." in head.path or "%" in head.path:
         _refuse_dot_segments(head.path)
     if not body:
         return Ask(_model_of_query(head))
@@ -128,7 +128,7 @@ def _checked_model(model: str) -> str:
 
 def _refuse_dot_segments(path: str) -> None:
     """An engine must not be led out of /v1/ by a path that it resolves and we do not."""
-    if any(part in (".", "..") for part in re.sub("%2e", ".", path, flags=re.IGNORECASE).split("/")):
+    if any(part in (".", "..") for part in re.split(r"[/\\]", unquote(path))):
         raise NotServed("bad_request", "the path must not contain . or .. segments")
 
 

@@ -136,7 +136,7 @@ def for_client(raw: Iterable[tuple[bytes, bytes]], *, keep_length: bool) -> RawH
 
 def public_query(query: str) -> str:
     """Return the query string without parameters that carry a key; untouched when there are none."""
-    if "key" not in query and "%" not in query:
+    if not query:
         return query
     kept = [
         part

@@ -30,7 +30,7 @@ class Metrics:
 
     def __init__(self) -> None:
         """Make every metric once, with its labels."""
-        disable_created_metrics()  # a second series beside each counter, which nobody reads
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series beside each counter, which nobody reads
         self.registry = registry = CollectorRegistry()
         self.pool_in_use = Gauge(
             "tenure_pool_in_use", "Live leases in a pool", ["fleet", "pool"], registry=registry

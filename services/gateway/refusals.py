@@ -160,16 +160,9 @@ def refusal_at_end(reason: Reason) -> Refusal | None:
 
 
 def error_event(reason: Reason) -> bytes:
-    """Return the one event that tells the reader of a broken stream why it ends."""
-    code = reason if reason not in ("shutdown", "lease_lost") else refusal_code(reason)
-    error = {"message": _END_MESSAGES[reason], "type": "server_error", "param": None, "code": code}
-    return b"data: " + msgspec.json.encode({"error": error}) + b"\n\n"
-
-
-def refusal_code(reason: Reason) -> Code:
-    """Return the contract's code for an end that the caller is told about."""
+    """Return the one event that tells the reader of a broken stream why it ends; b"" if nobody reads."""
     refusal = refusal_at_end(reason)
-    return refusal.code if refusal else "internal_error"
+    return b"data: " + refusal.envelope + b"\n\n" if refusal else b""
 
 
 _END_MESSAGES: Final[dict[str, str]] = {

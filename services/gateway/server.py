@@ -15,7 +15,7 @@ from typing import Final
 import uvicorn
 
 from services.gateway.app import App, open_app
-from services.gateway.records import open_journal
+from services.gateway.records import Journal, open_journal
 from services.gateway.wire import Protocol
 from services.permits.clock import monotonic
 from services.settings.schema import Settings
@@ -69,24 +69,34 @@ def listen(host: str, port: int, *, stall_ms: int) -> socket.socket:
 
 async def serve(settings: Settings, *, name: str, sock: socket.socket, log_fd: int = 1) -> None:
     """Serve on `sock`, which is taken over, until a signal, then drain and return. Raises PermitError."""
-    async with open_journal(log_fd) as journal, open_app(settings, name=name, journal=journal) as app:
-        server = Server(_config(app))
-        async with _signals() as asked_to_stop:
-            serving = asyncio.create_task(server.serve(sockets=[sock]))
+    async with _signals() as asked_to_stop, open_journal(log_fd) as journal:
+        async with running(settings, name=name, sock=sock, journal=journal) as app:
             host, port = sock.getsockname()[:2]
             journal.log.info("listening", host=host, port=port, holder=app.gate.holder)
-            first = asyncio.create_task(asked_to_stop.get())
-            await asyncio.wait((serving, first), return_when=asyncio.FIRST_COMPLETED)
-            if first.done():
-                drain_s = (
-                    max((fleet.budgets.drain_ms for fleet in settings.fleets.values()), default=0) / 1000
-                )
-                journal.log.info("draining", live=app.gate.live(), drain_s=drain_s)
-                await _drain(app, drain_s, asked_to_stop)
-            first.cancel()
+            await asked_to_stop.get()
+            drain_s = max(fleet.budgets.drain_ms for fleet in settings.fleets.values()) / 1000
+            journal.log.info("draining", live=app.gate.live(), drain_s=drain_s)
+            await _drain(app, drain_s, asked_to_stop)
+        journal.log.info("stopped")
+
+
+@contextlib.asynccontextmanager
+async def running(
+    settings: Settings, *, name: str, sock: socket.socket, journal: Journal
+) -> AsyncIterator[App]:
+    """Serve on `sock`, which is taken over, while the block runs; raises what `open_app` raises.
+
+    Requests that still run when the block is left are given _CUT_S to end.
+    """
+    async with open_app(settings, name=name, journal=journal) as app:
+        server = Server(_config(app))
+        serving = asyncio.create_task(server.serve(sockets=[sock]))
+        try:
+            yield app
+        finally:
+            app.trips.cut_all()
             server.should_exit = True
             await serving
-        journal.log.info("stopped")
 
 
 async def _drain(app: App, drain_s: float, asked_again: asyncio.Queue[int]) -> None:

@@ -5,12 +5,12 @@ after it a chunk costs a count and a bounded append.
 """
 
 import re
-import zlib
 from typing import Final, Protocol
 
 import msgspec
 
 from services.gateway.evidence import Report, read_events, read_report, read_tail
+from services.gateway.unzip import Unzip
 
 # A stream that has not shown a token after this much is not worth parsing further.
 PARSE_BYTES_MAX: Final = 64 * 1024
@@ -133,14 +133,15 @@ class StreamObserver:
 
     def _look_for_token(self, chunk: bytes) -> None:
         """Parse whole events until one has generated content; the rest waits for its end."""
-        *blocks, self._pending = _BOUNDARY.split(self._pending + chunk)
+        data = self._pending + chunk
+        *blocks, self._pending = _BOUNDARY.split(data)
         for block in blocks:
             if self.first_token:
                 self._events += 1
             elif has_content(data_of(block)):
                 self.first_token = True
                 self._events = 1
-                self._end = b"\r\n\r\n" if b"\r\n" in chunk else b"\n\n"
+                self._end = b"\r\n\r\n" if b"\r\n\r\n" in data else b"\n\n"
         if len(self._pending) > PARSE_BYTES_MAX:
             self.first_token = True
         if self.first_token:
@@ -192,40 +193,6 @@ class BodyObserver:
     def generated(self) -> int:
         """See Observer."""
         return 0
-
-
-class Unzip:
-    """Decompresses a copy of a stream for its observer; blind when it cannot."""
-
-    def __init__(self, encoding: bytes) -> None:
-        """Gzip and deflate are read, also raw deflate; anything else is left alone."""
-        self.is_blind = encoding not in (b"gzip", b"x-gzip", b"deflate")
-        self._inflate = zlib.decompressobj(wbits=47)
-        self._fed = False
-
-    def feed(self, chunk: bytes) -> bytes:
-        """Return what `chunk` adds in plain bytes, at most PARSE_BYTES_MAX of it."""
-        if self.is_blind or not chunk:
-            return b""
-        try:
-            plain = self._inflate.decompress(chunk, PARSE_BYTES_MAX)
-        except zlib.error:
-            plain = self._feed_raw(chunk)
-        self._fed = True
-        # A few bytes that inflate to very many are not worth following: the reply passes, unobserved.
-        if self._inflate.unconsumed_tail:
-            self.is_blind = True
-        return plain
-
-    def _feed_raw(self, chunk: bytes) -> bytes:
-        """Some servers send raw deflate under that name, without zlib's header."""
-        self.is_blind = self._fed
-        self._inflate = zlib.decompressobj(wbits=-15)
-        try:
-            return b"" if self._fed else self._inflate.decompress(chunk, PARSE_BYTES_MAX)
-        except zlib.error:
-            self.is_blind = True
-            return b""
 
 
 def data_of(block: bytes) -> bytes:

@@ -1,0 +1,97 @@
+"""The budgets of one request, kept by one timer."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from services.gateway.budgets import Deadlines
+from services.permits.clock import monotonic
+from services.settings.schema import Budgets
+from tests.support.waiting import wait_until
+
+
+class Lease:
+    until_s = 0.0
+
+    def renew_until(self, monotonic_s: float) -> None:
+        self.until_s = monotonic_s
+
+
+def deadlines(cuts: list[str], *, lease: Lease | None = None, **budgets: Any) -> Deadlines:
+    facts: dict[str, Any] = {
+        "first_token_ms": 10_000,
+        "idle_ms": 10_000,
+        "stall_ms": 10_000,
+        "total_ms": 20_000,
+    }
+    return Deadlines(Budgets(**facts | budgets), lease or Lease(), cut=cuts.append, grace_s=1.0)
+
+
+@pytest.mark.parametrize(
+    ("budget", "reason"),
+    [("first_token_ms", "first_token_timeout"), ("total_ms", "total_timeout")],
+)
+async def test_the_wait_for_the_engine_is_bounded(budget: str, reason: str) -> None:
+    cuts: list[str] = []
+    budgets: dict[str, Any] = {budget: 30}
+    kept = deadlines(cuts, **budgets)
+    kept.reading()
+    await wait_until(lambda: cuts == [reason], f"cut as {reason}")
+
+
+async def test_each_side_has_its_own_patience() -> None:
+    cuts: list[str] = []
+    kept = deadlines(cuts, idle_ms=30, stall_ms=60)
+    kept.decoding()
+    kept.sending()
+    await wait_until(lambda: cuts == ["client_stalled"], "the client's patience ran out first")
+
+
+async def test_a_silent_engine_is_cut_after_the_first_token() -> None:
+    cuts: list[str] = []
+    kept = deadlines(cuts, idle_ms=30)
+    kept.decoding()
+    kept.reading()
+    await wait_until(lambda: cuts == ["idle_timeout"], "the gap ran out")
+
+
+async def test_the_wait_for_the_first_token_does_not_bind_later_gaps() -> None:
+    """A slow token is not a late first one."""
+    cuts: list[str] = []
+    kept = deadlines(cuts, first_token_ms=30)
+    kept.decoding()
+    kept.reading()
+    await asyncio.sleep(0.06)  # longer than the budget that must not bind
+    assert cuts == []
+    kept.stop()
+
+
+async def test_chunks_push_the_deadline_on_and_the_timer_follows() -> None:
+    cuts: list[str] = []
+    kept = deadlines(cuts, idle_ms=60)
+    kept.decoding()
+    started_s = monotonic()
+    while monotonic() - started_s < 0.15:
+        kept.reading()
+        await asyncio.sleep(0.01)
+    assert cuts == []
+    await wait_until(lambda: cuts == ["idle_timeout"], "the gap ran out at last")
+
+
+async def test_a_lease_outlives_its_deadline_by_the_grace_only() -> None:
+    """A stream that hangs loses its lease even in a healthy process."""
+    lease = Lease()
+    kept = deadlines([], lease=lease, idle_ms=5_000)
+    kept.decoding()
+    now_s = kept.reading()
+    assert lease.until_s == pytest.approx(now_s + 5 + 1)
+    kept.stop()
+
+
+async def test_nothing_is_cut_after_stop() -> None:
+    cuts: list[str] = []
+    kept = deadlines(cuts, first_token_ms=10)
+    kept.stop()
+    await asyncio.sleep(0.03)  # longer than the budget that must not bind
+    assert cuts == []
