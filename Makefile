@@ -88,8 +88,12 @@ $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	  echo "make: $$($(PYTHON) --version) is too old; name a newer one: make PYTHON=python3.12" >&2; exit 1; }
 	@echo "make: setting up $(VENV) (once, about a minute)"
-	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); \
-	  echo "make: python3 cannot make an environment with pip; on Debian or Ubuntu: apt-get install python3-venv" >&2; exit 1; }
+	@# Debian's python3 comes without ensurepip; where there is a pip of its own, that one fills the environment.
+	@$(PYTHON) -m venv $(VENV) >/dev/null 2>&1 || { \
+	  rm -rf $(VENV) && $(PYTHON) -m venv --without-pip $(VENV) && \
+	  $(PYTHON) -m pip --python $(BIN)/python install --quiet --disable-pip-version-check pip 2>/dev/null; } || { \
+	  rm -rf $(VENV); \
+	  echo "make: python3 has neither venv nor pip; on Debian or Ubuntu: apt-get install python3-venv" >&2; exit 1; }
 
 # The product alone, for `make up`. Compiled here, so that running it writes nothing into the tree.
 $(VENV)/.installed: pyproject.toml | $(BIN)/python

@@ -33,7 +33,6 @@ class FleetPolicy:
     cold_until: Literal["end", "first_token"] = "end"
     redis_loss: Literal["share", "closed"] = "share"
     lost_lease: Literal["run_on", "stop"] = "run_on"
-    release_when: Literal["closed", "engine_idle"] = "closed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,6 +14,7 @@ from pydantic import (
     ConfigDict,
     Field,
     StringConstraints,
+    field_validator,
     model_validator,
 )
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
@@ -189,6 +190,13 @@ class Fleet(Section):
     lost_lease: Literal["run_on", "stop"] = "run_on"
     release_when: Literal["closed", "engine_idle"] = "closed"
     budgets: Budgets = Budgets()
+
+    @field_validator("release_when")
+    @classmethod
+    def _only_what_is_done(cls, value: str) -> str:
+        if value != "closed":
+            raise ValueError(f'"{value}" is not supported in this release; leave it out, or set "closed"')
+        return value
 
     @model_validator(mode="after")
     def _relations(self) -> Self:

@@ -49,7 +49,6 @@ def fleet_policies(settings: Settings) -> dict[str, FleetPolicy]:
             cold_until=fleet.cold_until,
             redis_loss=fleet.redis_loss,
             lost_lease=fleet.lost_lease,
-            release_when=fleet.release_when,
         )
         for name, fleet in settings.fleets.items()
     }

@@ -186,6 +186,7 @@ def test_a_tenant_is_not_named_like_a_pool(tmp_path: Path, name: str) -> None:
         (FLEET + 'redis_loss = "open"', "fleets.demo.redis_loss"),
         (FLEET + 'lost_lease = "kill"', "fleets.demo.lost_lease"),
         (FLEET + 'release_when = "done"', "fleets.demo.release_when"),
+        (FLEET + 'release_when = "engine_idle"', "fleets.demo.release_when"),
         (FLEET.replace('["demo"]', "[]"), "fleets.demo.models"),
         (FLEET.replace('["demo"]', '[""]'), "fleets.demo.models[0]"),
         ('[fleets.demo]\nmodels = ["demo"]', "fleets.demo.engines"),
