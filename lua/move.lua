@@ -41,7 +41,7 @@ settle(fleet, events, 32)
 
 local expiry = redis.call('ZSCORE', total, lease)
 local engine = redis.call('HGET', record, 'engine')
-if not expiry or not engine then
+if not expiry or tonumber(expiry) <= fleet.now or not engine then
   return { 'GONE', fleet.epoch, fleet.grant }
 end
 local picked, full = pick_engine(fleet, limits, engines, {})

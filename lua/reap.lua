@@ -7,11 +7,12 @@
   Idempotent. Cost: O(128 log N) per pool and O(log N) per record of this call.
 
   KEYS
-    1  meta      hash     epoch, clock, last, learning_until, grant, reported
+    1  meta      hash     epoch, clock, last, learning_until, grant
     2  total     zset     lease -> expiry on the lease clock, ms
     3  cold      zset     the same, cold places only
     4  gateways  zset     holder -> session expiry
     5  events    stream   what was reclaimed
+    6  reported  string   the last event that a reaper was handed; outlives an epoch, as the events do
 
   ARGV
     1  nonce        string   the epoch to start when there is none
@@ -31,7 +32,8 @@
 -- @include lives
 -- @include mend_pool
 
-local meta, total, cold, gateways, events = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local meta, total, cold, gateways, events, reported =
+  KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local nonce, tick_ms, learning_ms, ttl_ms = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
 local pool_count, suspects = tonumber(ARGV[5]), 6
 
@@ -47,7 +49,7 @@ for i = suspects, #ARGV do
     -- Gone from both since the caller looked is the normal end of a lease; one without the other is drift.
     local record = fleet.prefix .. 'lease:' .. ARGV[i]
     local tenant, engine = unpack(redis.call('HMGET', record, 'tenant', 'engine'))
-    if tenant and not redis.call('ZSCORE', total, ARGV[i]) then
+    if redis.call('EXISTS', record) == 1 and not redis.call('ZSCORE', total, ARGV[i]) then
       drift = drift + 1
       if not lives(gateways, ARGV[i], fleet.now) then
         leave(fleet.prefix, ARGV[i], tenant, engine)
@@ -55,14 +57,17 @@ for i = suspects, #ARGV do
     end
   end
 end
-local members = redis.call('ZRANGE', total, 0, 127)
-for _, lease in ipairs(members) do
-  -- Its holder's tick writes the record again; without a holder the member is settled like any other.
-  drift = drift + 1 - redis.call('EXISTS', fleet.prefix .. 'lease:' .. lease)
+for _, lease in ipairs(redis.call('ZRANGE', total, 0, 127)) do
+  -- Its holder's tick adds what is missing; without a holder the lease is settled like any other.
+  local tenant, engine = unpack(redis.call('HMGET', fleet.prefix .. 'lease:' .. lease, 'tenant', 'engine'))
+  if not (tenant and redis.call('ZSCORE', fleet.prefix .. 'pool:tenant:' .. tenant, lease))
+    or not (engine and redis.call('ZSCORE', fleet.prefix .. 'pool:engine:' .. engine, lease)) then
+    drift = drift + 1
+  end
 end
 
-local reported = redis.call('HGET', meta, 'reported')
-local entries = redis.call('XRANGE', events, reported and '(' .. reported or '-', '+', 'COUNT', 200)
+local last = redis.call('GET', reported)
+local entries = redis.call('XRANGE', events, last and '(' .. last or '-', '+', 'COUNT', 200)
 local more = (settled == 128 or #entries == 200) and 1 or 0
 local reply = { 'REAPED', fleet.epoch, fleet.grant, settled, drift, more }
 for _, entry in ipairs(entries) do
@@ -77,6 +82,6 @@ for _, entry in ipairs(entries) do
   end
 end
 if #entries > 0 then
-  redis.call('HSET', meta, 'reported', entries[#entries][1])
+  redis.call('SET', reported, entries[#entries][1])
 end
 return reply

@@ -14,7 +14,7 @@
     1  nonce        string   the epoch to start when there is none
     2  tick_ms      integer
     3  learning_ms  integer
-    4+ leases       string   three each: lease, tenant, engine (empty: unknown, the record is asked)
+    4+ leases       string   three each: lease, tenant, engine (empty: unknown)
 
   RETURNS
     RELEASED  epoch  grant  returned
@@ -32,10 +32,12 @@ local fleet = open_fleet(meta, nonce, tick_ms, learning_ms)
 local returned = 0
 for i = leases, #ARGV, width do
   local lease, tenant, engine = ARGV[i], ARGV[i + 1], ARGV[i + 2]
-  if engine == '' then
-    engine = redis.call('HGET', fleet.prefix .. 'lease:' .. lease, 'engine')
+  -- The caller's engine may be unknown, or from before a move whose answer is still on its way.
+  local known = redis.call('HGET', fleet.prefix .. 'lease:' .. lease, 'engine')
+  if known and engine ~= '' and engine ~= known then
+    redis.call('ZREM', fleet.prefix .. 'pool:engine:' .. engine, lease)
   end
-  if leave(fleet.prefix, lease, tenant, engine) then
+  if leave(fleet.prefix, lease, tenant, known or engine) then
     returned = returned + 1
   end
 end

@@ -76,13 +76,13 @@ if #ids > 0 then
         'lease', lease, 'holder', holder)
     end
   end
-  -- One call says that all records are whole; else all are written again, which happens once per accident.
-  local whole = #reply == 6 and redis.call('EXISTS', unpack(records)) == #records
   for n, record in ipairs(records) do
     local i = leases + (n - 1) * width
-    if not whole then
+    -- A whole record has eight fields. One that lost any of them is written again.
+    if redis.call('HLEN', record) < 8 then
       redis.call('HSET', record, 'request_id', ARGV[i + 1], 'tenant', ARGV[i + 2], 'class', ARGV[i + 3],
         'engine', ARGV[i + 4], 'holder', holder, 'phase', ARGV[i + 5], 'acquired_at', ARGV[i + 6])
+      redis.call('HSETNX', record, 'grant', 0)
     elseif ARGV[i + 8] == '1' then
       redis.call('HSET', record, 'phase', ARGV[i + 5])
     end

@@ -5,7 +5,8 @@
 -- Ghosts are never renewed, so they are the first by score and a bounded look finds them.
 local function mend_pool(fleet, pool, total, gateways, ttl_ms)
   local drift = 0
-  local overdue = redis.call('ZRANGEBYSCORE', pool, '-inf', fleet.now, 'LIMIT', 0, 64)
+  -- Those of the total are settled, never just dropped: each of them is to be reported.
+  local overdue = pool == total and {} or redis.call('ZRANGEBYSCORE', pool, '-inf', fleet.now, 'LIMIT', 0, 64)
   if #overdue > 0 then
     redis.call('ZREM', pool, unpack(overdue))
   end

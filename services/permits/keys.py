@@ -46,6 +46,11 @@ class FleetKeys:
         """Stream: reclaims, re-assertions, limit changes; capped."""
         return self._key("events")
 
+    @property
+    def reported(self) -> str:
+        """String: the id of the last event that a reaper was handed."""
+        return self._key("reported")
+
     def pool(self, name: str) -> str:
         """Return the sorted set of the pool called `name`: total, cold, tenant:T or engine:E."""
         return self._key(f"pool:{name}")

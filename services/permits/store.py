@@ -129,7 +129,8 @@ class Store:
     async def reap(self, fleet: str, pools: Sequence[str] = (), records: Sequence[str] = ()) -> Reaped:
         """Make one pass; `pools` (tenant:T, engine:E) and `records` of leases are held against the total."""
         rest = (*pools, *records)
-        answer: Reaped = await self._run("reap", self._named(fleet), {"pool_count": len(pools)}, rest)
+        named = self._named(fleet, reported=self.keys(fleet).reported)
+        answer: Reaped = await self._run("reap", named, {"pool_count": len(pools)}, rest)
         return answer
 
     async def inspect(self, fleet: str, most: int = 1000) -> list[LeaseRow]:
