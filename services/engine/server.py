@@ -53,9 +53,9 @@ class Server(uvicorn.Server):
             task.cancel("the engine stops")
 
 
-def server_for(app: EngineApp) -> Server:
+def server_for(app: EngineApp, kind: type[Server] = Server) -> Server:
     """Wrap an engine in a server that was not started; it takes its socket in `serve(sockets=[...])`."""
-    return Server(
+    return kind(
         uvicorn.Config(
             app,
             http="httptools",

@@ -99,8 +99,7 @@ async def start_engine() -> AsyncIterator[StartEngine]:
 @contextlib.asynccontextmanager
 async def _engine(options: EngineOptions) -> AsyncIterator[Engine]:
     app = create_app(options)
-    server = server_for(app)
-    server.__class__ = _QuietServer
+    server = server_for(app, _QuietServer)
     listener = sockets.listen()
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     serving = asyncio.create_task(server.serve(sockets=[listener]))
