@@ -19,7 +19,7 @@ MODEL_CHARS_MAX: Final = 256
 _FORM_SCAN_BYTES: Final = 64 * 1024
 _FORM_TAIL_BYTES: Final = 4 * 1024
 _FORM_MODEL: Final = re.compile(
-    rb'content-disposition:[^\r\n]*?;\s*name="?model"?\s*(?:;[^\r\n]*)?\r?\n'
+    rb'content-disposition:[^\r\n]*?;[ \t]*name="?model"?[ \t]*(?:;[^\r\n]*)?\r?\n'
     rb"(?:[^\r\n]+\r?\n)*\r?\n([^\r\n]*)\r?\n",
     re.IGNORECASE,
 )

@@ -83,6 +83,7 @@ UPLOAD = (
     [
         (FORM, "whisper"),
         (UPLOAD + FORM, "whisper"),
+        (FORM.removesuffix(b"--b--\r\n") + UPLOAD, "whisper"),
         (FORM.replace(b'"model"', b"model"), "whisper"),
         (FORM.replace(b'"model"', b'"model_x"'), ""),
         (UPLOAD, ""),
