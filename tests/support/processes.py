@@ -116,8 +116,12 @@ class Process:
         return found
 
     def log_lines(self) -> list[dict[str, Any]]:
-        """Return the records of ended requests: the JSON lines with a request id and a reason."""
-        return [line for line in self.json_lines() if "request_id" in line and "reason" in line]
+        """Return the records of requests that were admitted and have ended, each with its reason."""
+        return [line for line in self.json_lines() if "request_id" in line and line.get("reason")]
+
+    def refused_lines(self) -> list[dict[str, Any]]:
+        """Return the records of requests that were refused, each with its code."""
+        return [line for line in self.json_lines() if "request_id" in line and line.get("refused")]
 
     async def end(self) -> None:
         """Ask it to stop, kill it when it does not within STOP_LIMIT_S. Safe to repeat, also when stopped."""
