@@ -46,9 +46,9 @@ local meta, limits, total, cold, tenant_pool, record, events =
 local nonce, tick_ms, learning_ms = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 local provisional_ms = tonumber(ARGV[4])
 local lease, holder, tenant, request_id, engine_count = ARGV[5], ARGV[6], ARGV[7], ARGV[8], tonumber(ARGV[9])
-local engines, prefixes = {}, {}
-for i = 10, #ARGV do
-  if i < 10 + engine_count then
+local candidates, engines, prefixes = 10, {}, {}
+for i = candidates, #ARGV do
+  if i < candidates + engine_count then
     engines[#engines + 1] = ARGV[i]
   else
     prefixes[#prefixes + 1] = ARGV[i]

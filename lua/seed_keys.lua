@@ -4,7 +4,7 @@
 
   A hash that is not there yet is always written. One that is there is overwritten only by values of a newer
   revision: what a live gateway still knows after Redis lost its data. A revoked key stays as an empty value,
-  so an older file cannot bring it back.
+  so an older file cannot bring it back; of two values of the same revision the revoked one holds.
   Idempotent. Cost: O(K) for K keys of this call.
 
   KEYS
@@ -28,7 +28,8 @@ known = tonumber(known) or 0
 local write = revision > known and 'HSET' or 'HSETNX'
 local changed = 0
 for i = hashes, #ARGV, 2 do
-  changed = changed + redis.call(write, keys, ARGV[i], ARGV[i + 1])
+  local revoked = ARGV[i + 1] == '' and revision >= known
+  changed = changed + redis.call(revoked and 'HSET' or write, keys, ARGV[i], ARGV[i + 1])
 end
 if revision > known then
   redis.call('HSET', keys, '#revision', revision)

@@ -4,13 +4,15 @@
 
   seed     only fields that have no value yet: what a config file may do.
   set      always; each change goes to the event stream with who, old and new value.
-  restore  what a live gateway last saw, after Redis lost its data: unless somebody saw, or set, newer.
+  restore  what a live gateway last saw, after Redis lost its data: unless another one saw newer, and
+           without the fields that somebody has set since.
   Idempotent. Cost: O(F) for F fields.
 
   KEYS
     1  meta    hash     epoch, clock, last, learning_until, grant, limits_seen
     2  limits  hash     total, cold, tenant_default, tenant:T, weight:T, engine:E, line_max, ...
     3  events  stream   limit changes
+    4  set_at  hash     field -> lease clock at which it was last set
 
   ARGV
     1  nonce        string   the epoch to start when there is none
@@ -27,26 +29,31 @@
 
 -- @include open_fleet
 
-local meta, limits, events = KEYS[1], KEYS[2], KEYS[3]
+local meta, limits, events, set_at = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local nonce, tick_ms, learning_ms = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 local mode, who, seen, fields = ARGV[4], ARGV[5], tonumber(ARGV[6]), 7
 
 local fleet = open_fleet(meta, nonce, tick_ms, learning_ms)
-local known = tonumber(redis.call('HGET', meta, 'limits_seen')) or 0
 if mode == 'restore' then
-  if seen <= known then
+  if seen <= (tonumber(redis.call('HGET', meta, 'limits_seen')) or 0) then
     return { 'LIMITED', fleet.epoch, fleet.grant, 0 }
   end
   redis.call('HSET', meta, 'limits_seen', seen)
-elseif mode == 'set' then
-  redis.call('HSET', meta, 'limits_seen', fleet.now)
 end
 
 local changed = 0
 for i = fields, #ARGV, 2 do
   local field, new = ARGV[i], ARGV[i + 1]
   local old = redis.call('HGET', limits, field)
-  if (mode == 'seed' and not old) or (mode ~= 'seed' and old ~= new) then
+  local write = old ~= new
+  if mode == 'seed' then
+    write = not old
+  elseif mode == 'set' then
+    redis.call('HSET', set_at, field, fleet.now)
+  elseif (tonumber(redis.call('HGET', set_at, field)) or 0) >= seen then
+    write = false
+  end
+  if write then
     redis.call('HSET', limits, field, new)
     changed = changed + 1
     if mode ~= 'seed' then

@@ -27,6 +27,11 @@ class FleetKeys:
         return self._key("limits")
 
     @property
+    def set_at(self) -> str:
+        """Hash: limit -> lease clock at which somebody last set it."""
+        return self._key("limits:set_at")
+
+    @property
     def total(self) -> str:
         """Sorted set: lease -> expiry, all leases."""
         return self._key("pool:total")

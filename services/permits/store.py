@@ -231,7 +231,8 @@ class Store:
         if learning_ms is not None:
             args["learning_ms"] = learning_ms
         words: list[Arg] = [word for pair in fields.items() for word in pair]
-        changed: int = await self._run("set_limits", self._named(fleet), args, words)
+        named = self._named(fleet, set_at=self.keys(fleet).set_at)
+        changed: int = await self._run("set_limits", named, args, words)
         return changed
 
     def _named(self, fleet: str, **more: str) -> dict[str, str]:

@@ -25,19 +25,26 @@ SLACK_MS: Final = 60_000
 HOLDER: Final = "g1~a1"
 EPOCH, GRANT = 1, 2  # where every reply has them
 
+_ADVANCE: Final = "#!lua flags=allow-oom\nreturn redis.call('HINCRBY', KEYS[1], 'clock', ARGV[1])"
+
 
 class RawFleet:
     """Calls scripts with the arguments of their headers. Time is moved by editing the lease clock."""
 
     def __init__(self, client: redis.Redis, *, times: LeaseTimes = TIMES, name: str = "f") -> None:
-        self.client = client
+        # redis-py types each command as sync or async, bytes or text.
+        self.client: Any = client
         self.times = times
         self.keys = FleetKeys("tenure", name)
         self.scripts = load()
         self.nonces = 0
 
     def run(
-        self, verb: str, *rest: Arg, keys: Mapping[str, str] | None = None, args: Mapping[str, Arg] | None = None
+        self,
+        verb: str,
+        *rest: Arg,
+        keys: Mapping[str, str] | None = None,
+        args: Mapping[str, Arg] | None = None,
     ) -> list[Any]:
         """Run one script; `keys` and `args` by the names of its header, beside those every script shares."""
         self.nonces += 1
@@ -77,7 +84,8 @@ class RawFleet:
         args: Mapping[str, Arg] | None = None,
     ) -> list[Any]:
         words = [word for pair in fields.items() for word in pair]
-        return self.run("set_limits", *words, args={"mode": mode, "who": who, "seen": seen, **(args or {})})
+        named = {"mode": mode, "who": who, "seen": seen, **(args or {})}
+        return self.run("set_limits", *words, keys={"set_at": self.keys.set_at}, args=named)
 
     def acquire(
         self,
@@ -146,8 +154,8 @@ class RawFleet:
         return int(self.meta("clock"))
 
     def advance(self, ms: int) -> None:
-        """Let this much time pass on the lease clock."""
-        self.client.hincrby(self.keys.meta, "clock", ms)
+        """Let this much time pass on the lease clock, also when Redis is out of memory."""
+        self.client.eval(_ADVANCE, 1, self.keys.meta, ms)
 
     def expire_provisional(self) -> None:
         """Let provisional leases lapse, and nothing that a tick renewed."""

@@ -92,7 +92,7 @@ def test_what_another_script_settled_is_reported_too(fleet: RawFleet, verb: str)
     fleet.expire_provisional()
     {
         "acquire": lambda: fleet.acquire("new"),
-        "tick": lambda: fleet.tick(),
+        "tick": fleet.tick,
         "release": lambda: fleet.release("none"),
         "downgrade": lambda: fleet.downgrade("none"),
         "move": lambda: fleet.move("none", "e1"),
