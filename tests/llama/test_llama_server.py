@@ -1,8 +1,13 @@
 """The real engine of these tests does what the tests rely on."""
 
+import pytest
+
 from tests.support.client import Call, chat_body
 from tests.support.llama_server import MODEL, LlamaServer
 from tests.support.waiting import wait_until
+
+# The server is one per worker: all its tests go to the same one.
+pytestmark = pytest.mark.xdist_group("llama")
 
 LONG_PROMPT = " ".join(f"sentence {number} of a long story" for number in range(60))
 

@@ -15,6 +15,9 @@ from tests.support.redis_server import RedisServer
 from tests.support.rig import Rig, rig
 from tests.support.waiting import wait_until
 
+# The server is one per worker: all its tests go to the same one.
+pytestmark = pytest.mark.xdist_group("llama")
+
 TOTAL_POOL = "tenure:{demo}:pool:total"
 EVIDENCE = "tenure:{demo}:evidence:llama"
 CHAT = "/v1/chat/completions"
