@@ -1,0 +1,157 @@
+"""Where the places of a fleet are: in Redis, at the engine, and in the log, each counted for itself."""
+
+from __future__ import annotations
+
+import json
+from contextlib import asynccontextmanager, contextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+from services.permits.connect import connect
+from services.permits.store import Store
+from services.settings.load import load
+from services.settings.seed import lease_times
+from tests.support.answers import Stream
+from tests.support.burst import burst
+from tests.support.config_file import FLEET, key_of
+from tests.support.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+    from pathlib import Path
+
+    from redis.asyncio import Redis
+
+    from services.permits.model import Counts, LeaseRow
+    from tests.support.processes import Process
+    from tests.support.redis_server import RedisServer
+    from tests.support.scripted_engine import ScriptedEngine
+
+META: Final = f"tenure:{{{FLEET}}}:meta"
+LIMITS: Final = f"tenure:{{{FLEET}}}:limits"
+TOTAL: Final = f"tenure:{{{FLEET}}}:pool:total"
+GATEWAYS: Final = f"tenure:{{{FLEET}}}:gateways"
+EVENTS: Final = f"tenure:{{{FLEET}}}:events"
+
+# A stream that stays until the test ends it: its place cannot free itself.
+LONG: Final = Stream(hold_after=1)
+
+
+def leases_left(server: RedisServer) -> list[str]:
+    """Return what of leases is in Redis: members of pools and records."""
+    left = [f"record {key}" for key in server.cli("KEYS", "*:lease:*")]
+    for key in server.cli("KEYS", "*:pool:*"):
+        left += [f"{member} in {key}" for member in server.cli("ZRANGE", key, 0, -1)]
+    return left
+
+
+def reclaimed_events(server: RedisServer) -> list[dict[str, str]]:
+    """Return the entries of the fleet's event stream that report a lease taken back."""
+    entries = [
+        dict(zip(fields[::2], fields[1::2], strict=True))
+        for _, fields in server.cli("XRANGE", EVENTS, "-", "+")
+    ]
+    return [entry for entry in entries if entry["kind"] == "reclaimed"]
+
+
+class Eye:
+    """Counts live leases in Redis by the product's own read-only script."""
+
+    def __init__(self, client: Redis, store: Store) -> None:
+        self._client = client
+        self._store = store
+
+    async def counts(self, *tenants: str, engines: Sequence[str] = ()) -> Counts:
+        """Return the counts of this instant."""
+        return await self._store.count(FLEET, tenants, engines)
+
+    async def leases(self) -> list[LeaseRow]:
+        """Return every live lease."""
+        return await self._store.inspect(FLEET)
+
+    async def grants(self) -> int:
+        """Return how many permits the fleet has granted in this epoch."""
+        return int(await self._client.hget(META, "grant") or 0)
+
+    async def live(self) -> int:
+        """Return how many leases are live."""
+        return (await self.counts()).total
+
+    async def see(self, live: int, why: str, timeout_s: float = 5) -> None:
+        """Return as soon as exactly `live` leases are live."""
+
+        async def reached() -> bool:
+            return await self.live() == live
+
+        await wait_until(reached, f"{why}: {live} live in Redis", timeout_s)
+
+
+@asynccontextmanager
+async def looking_at(config: Path, redis_url: str | None = None) -> AsyncIterator[Eye]:
+    """Yield an eye on the Redis of a config file, or on the one given, with a connection of its own."""
+    settings = load(config, {})
+    client = connect(redis_url or settings.redis.url)
+    try:
+        yield Eye(client, Store(client, prefix=settings.redis.prefix, times=lease_times(settings)))
+    finally:
+        await client.aclose()
+
+
+@contextmanager
+def frozen(processes: Iterable[Process]) -> Iterator[None]:
+    """Stop the processes while the block runs."""
+    held = list(processes)
+    try:
+        for process in held:
+            process.sigstop()
+        yield
+    finally:
+        for process in held:
+            process.sigcont()
+
+
+async def nothing_runs(eye: Eye, engine: ScriptedEngine, *, but: int = 0) -> None:
+    """Return as soon as only `but` requests are open at the engine and as many leases are live."""
+    await wait_until(lambda: engine.open == but, f"{but} open at the engine")
+    await eye.see(but, "all others gave their places back")
+
+
+async def admits_exactly(
+    count: int, urls: Sequence[str], engine: ScriptedEngine, *, tenant: str = "acme"
+) -> None:
+    """Of count + 1 long streams that come at once exactly `count` are admitted: no leak, no double release.
+
+    Sets the engine's answer, and leaves nothing open.
+    """
+    engine.answer, engine.choose = LONG, None
+    before = engine.open
+    with await burst(count + 1, urls, key=key_of(tenant)) as together:
+        wanted = {200: count, 429: 1} if count else {429: 1}
+        assert dict(together.statuses) == wanted, together.codes
+        await wait_until(lambda: engine.open == before + count, f"{count} more open at the engine")
+    await wait_until(lambda: engine.open == before, "they are gone from the engine")
+
+
+class Ends:
+    """The log lines of requests that ended after this was made, read as the gateways write them."""
+
+    def __init__(self, gateways: Iterable[Process]) -> None:
+        self._read = {gateway: len(gateway.log_path.read_bytes()) for gateway in gateways}
+        self.lines: list[dict[str, Any]] = []
+
+    def all(self) -> list[dict[str, Any]]:
+        """Return all of them so far."""
+        for gateway, at in self._read.items():
+            with gateway.log_path.open("rb") as log:
+                log.seek(at)
+                text = log.read()
+            whole = text[: text.rfind(b"\n") + 1]
+            self._read[gateway] = at + len(whole)
+            lines = [json.loads(line) for line in whole.splitlines() if line.startswith(b"{")]
+            self.lines += [line for line in lines if "request_id" in line and "reason" in line]
+        return self.lines
+
+    async def reach(self, count: int) -> list[dict[str, Any]]:
+        """Wait for `count` lines and return them; more than that fails."""
+        await wait_until(lambda: len(self.all()) >= count, f"{count} requests in the log")
+        assert len(self.lines) == count
+        return self.lines
