@@ -27,7 +27,7 @@ def shim(redis_server: RedisServer) -> Iterator[RedisShim]:
 async def client(shim: RedisShim) -> AsyncIterator[Redis]:
     no_retry = Retry(NoBackoff(), 0)
     async with Redis.from_url(
-        shim.url, socket_timeout=0.3, socket_connect_timeout=0.3, retry=no_retry, decode_responses=True
+        shim.url, socket_timeout=0.6, socket_connect_timeout=0.6, retry=no_retry, decode_responses=True
     ) as redis:
         yield redis
 
@@ -44,14 +44,14 @@ async def test_it_forwards_and_counts_connections(shim: RedisShim, client: Redis
 
 async def test_delay_holds_requests_back(shim: RedisShim, client: Redis) -> None:
     await client.ping()
-    shim.delay(100)
+    shim.delay(300)
     started = time.monotonic()
     await client.ping()
-    assert 0.1 <= time.monotonic() - started < 0.3
+    assert time.monotonic() - started >= 0.3
     shim.healthy()
     started = time.monotonic()
     await client.ping()
-    assert time.monotonic() - started < 0.1
+    assert time.monotonic() - started < 0.3
 
 
 async def test_a_dropped_reply_means_done_and_unknown(
@@ -121,10 +121,10 @@ async def test_a_reset_cuts_what_is_open_and_lets_new_connections_pass(
 
 async def test_it_works_on_while_the_loop_of_the_test_is_blocked(shim: RedisShim, client: Redis) -> None:
     await client.ping()
-    shim.delay(100)
+    shim.delay(300)
     pending = asyncio.ensure_future(client.ping())
     await asyncio.sleep(0.01)
-    time.sleep(0.2)
+    time.sleep(0.5)
     started = time.monotonic()
     await pending
-    assert time.monotonic() - started < 0.05
+    assert time.monotonic() - started < 0.25
