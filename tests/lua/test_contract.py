@@ -45,7 +45,7 @@ def body(verb: str) -> str:
 
 @every_script
 def test_the_first_line_says_what_the_script_may_do(verb: str) -> None:
-    """What takes capacity is refused at maxmemory, what keeps or gives back is not; looking writes nothing."""
+    """What takes capacity is refused at maxmemory, what keeps or gives back is not; looks write nothing."""
     flags = {
         "acquire": "#!lua",
         "move": "#!lua",

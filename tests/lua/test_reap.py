@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.lua.fleet import TIMES, RawFleet, held
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 DEAD = "dead~d1"
 ALL = ("tenant:acme", "engine:e1")
@@ -90,13 +93,14 @@ def test_what_another_script_settled_is_reported_too(fleet: RawFleet, verb: str)
     """Whoever drops an overdue lease, the reaper tells of it."""
     fleet.acquire(f"{DEAD}~1", holder=DEAD)
     fleet.expire_provisional()
-    {
+    calls: dict[str, Callable[[], object]] = {
         "acquire": lambda: fleet.acquire("new"),
         "tick": fleet.tick,
         "release": lambda: fleet.release("none"),
         "downgrade": lambda: fleet.downgrade("none"),
         "move": lambda: fleet.move("none", "e1"),
-    }[verb]()
+    }
+    calls[verb]()
     assert f"{DEAD}~1" not in fleet.pool("total")
     reply = fleet.reap()
     assert (reply[SETTLED], reported(reply)) == (0, [f"{DEAD}~1"])
