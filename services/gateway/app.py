@@ -62,26 +62,34 @@ async def open_app(settings: Settings, *, name: str, journal: Journal) -> AsyncI
     ):
         data = DataPlane(settings=settings, gate=gate, fleets=fleets, engines=engines, trips=trips)
         control = ControlPlane(gate=gate, fleets=fleets, trips=trips, metrics=metrics)
-        yield App(_front(data, _control_app(control)), gate, trips, metrics)
+        yield App(_front(data, _control_app(control, journal)), gate, trips, metrics)
     # Callbacks of the last acknowledged releases run in the loop before the books are closed.
     await asyncio.sleep(0)
     trips.give_up_waiting()
 
 
-def _control_app(control: ControlPlane) -> FastAPI:
+def _control_app(control: ControlPlane, journal: Journal) -> FastAPI:
+    async def failed(request: Request, error: Exception) -> Response:
+        journal.log.error("internal error", path=request.url.path, exc_info=error)
+        return _answer(NotServed("internal_error", "the gateway failed; its log says how"))
+
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.include_router(control.router())
     app.add_exception_handler(404, _not_found)
+    app.add_exception_handler(Exception, failed)
     return app
 
 
 async def _not_found(request: Request, error: Exception) -> Response:
     del request, error
-    refusal = refusal_of(NotServed("not_found", "there is nothing here; engines are served under /v1/"))
+    return _answer(NotServed("not_found", "there is nothing here; engines are served under /v1/"))
+
+
+def _answer(no: NotServed) -> Response:
+    refusal = refusal_of(no)
     body = refusal.envelope
-    return Response(
-        body, refusal.status, {name.decode(): value.decode() for name, value in refusal.headers(body)}
-    )
+    headers = {name.decode(): value.decode() for name, value in refusal.headers(body)}
+    return Response(body, refusal.status, headers)
 
 
 def _front(data: ASGIApp, control: ASGIApp) -> ASGIApp:

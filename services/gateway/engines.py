@@ -14,6 +14,7 @@ from tenacity import AsyncRetrying, retry_if_exception, stop_after_attempt
 from yarl import URL
 
 from services.gateway.fleets import Fleet
+from services.permits.errors import PermitError
 from services.permits.permit import Permit
 from services.settings import schema
 
@@ -142,12 +143,18 @@ class Engines:
         async for attempt in attempts:
             with attempt:
                 others = [name for name in fleet.usable_engines() if name not in tried]
-                if not others or not await self._move(permit, others):
+                if not others or not await self._moved(permit, others):
                     failed.may_retry = False
                     raise failed
                 tried.add(permit.engine)
                 return await self._call(request, fleet, permit.engine)
         raise failed
+
+    async def _moved(self, permit: Permit, others: Sequence[str]) -> bool:
+        try:
+            return await self._move(permit, others)
+        except PermitError:
+            return False
 
     async def _call(self, request: EngineRequest, fleet: Fleet, name: str) -> Reply:
         """Send the request to one engine and await the reply's head."""

@@ -75,6 +75,7 @@ class Trip:
         "stream",
         "task",
         "tenant",
+        "tokens",
         "wire",
     )  # fmt: skip
 
@@ -98,6 +99,7 @@ class Trip:
         self.body_read = False
         self.head_sent = False
         self.status = 0
+        self.tokens = 0
         self.stream: Passage | None = None
         self._watcher: asyncio.Task[None] | None = None
         self.reason: Reason | None = None
@@ -163,11 +165,19 @@ class Trip:
             self.task.uncancel()
 
     def close(self) -> None:
-        """Leave the books: called once, when the request's task is done with everything."""
+        """Leave the books: called once, when the request's task is done with everything.
+
+        What the log line does not need is let go of: the line may wait for Redis.
+        """
+        if self.permit is not None:
+            self.end("internal_error")
         self._stop()
         self.ended_s = self.ended_s or monotonic()
+        self.tokens = self.stream.tokens() if self.stream is not None else 0
+        self.stream = self.deadlines = None
         if self._watcher is not None:
             self._watcher.cancel()
+            self._watcher = None
         self._books.left(self)
 
     def watch(self, receive: Receive) -> None:
@@ -212,7 +222,7 @@ class Trip:
             "prefill_ms": _span_ms(self.admitted_s, self.first_token_s),
             "decode_ms": _span_ms(self.first_token_s, last_s),
             "release_ms": _span_ms(self.ended_s, self.released_s),
-            "tokens": self.stream.tokens() if self.stream else 0,
+            "tokens": self.tokens,
             "status": self.status or None,
             "reason": self.reason,
             "refused": self.refused,

@@ -1,12 +1,16 @@
 """All requests of this gateway that are not yet in the log, and how they end together."""
 
 import asyncio
+from typing import Final
 
 from starlette.types import Scope
 
 from services.gateway.metrics import Metrics
 from services.gateway.records import Journal
 from services.gateway.trip import Trip
+
+# With Redis away for long, the oldest ends are logged without the moment of their release.
+UNRELEASED_MAX: Final = 5_000
 
 
 class Trips:
@@ -19,7 +23,7 @@ class Trips:
         self.grace_s = grace_s
         self.draining = False
         self._running: set[Trip] = set()
-        self._unreleased: set[Trip] = set()
+        self._unreleased: dict[Trip, None] = {}
         self._empty = asyncio.Event()
         self._empty.set()
 
@@ -31,29 +35,33 @@ class Trips:
         return trip
 
     def left(self, trip: Trip) -> None:
-        """Write the log line, or leave that to the moment when Redis has acknowledged the release."""
+        """Count the end, and log it, now or when Redis has acknowledged the release."""
         self._running.discard(trip)
         if not self._running:
             self._empty.set()
-        if trip.permit is None:
-            self.journal.log.info("request", **trip.record())
+        if trip.permit is None or trip.fleet is None:
+            self._log(trip)
             return
-        assert trip.fleet is not None and trip.reason is not None  # noqa: S101, PT018
         name = trip.fleet.name
         self.metrics.ends.labels(name, trip.reason).inc()
         if trip.first_token_s:
             self.metrics.decode_s.labels(name).observe(max(0.0, trip.last_token_s - trip.first_token_s))
         trip.fleet.pace.held(trip.ended_s - trip.admitted_s)
-        self._unreleased.add(trip)
+        self._unreleased[trip] = None
         if trip.released_s:
             self.released(trip)
+        elif len(self._unreleased) > UNRELEASED_MAX:
+            self._log(next(iter(self._unreleased)))
 
     def released(self, trip: Trip) -> None:
         """Note that the place is free in Redis; the trip itself may still be ending."""
         if trip in self._unreleased and trip.fleet is not None:
-            self._unreleased.discard(trip)
             self.metrics.release_s.labels(trip.fleet.name).observe(max(0.0, trip.released_s - trip.ended_s))
-            self.journal.log.info("request", **trip.record())
+            self._log(trip)
+
+    def _log(self, trip: Trip) -> None:
+        self._unreleased.pop(trip, None)
+        self.journal.log.info("request", **trip.record())
 
     def drain(self) -> None:
         """Admit nothing more: requests without a permit are refused at once, the others run on."""
@@ -75,6 +83,5 @@ class Trips:
 
     def give_up_waiting(self) -> None:
         """Log the requests whose release Redis never acknowledged; their leases lapse by themselves."""
-        for trip in self._unreleased:
-            self.journal.log.info("request", **trip.record())
-        self._unreleased.clear()
+        for trip in tuple(self._unreleased):
+            self._log(trip)
