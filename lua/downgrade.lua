@@ -7,28 +7,42 @@
 
   KEYS
     1  meta    hash     epoch, clock, last, learning_until, grant
-    2  cold    zset     lease -> expiry on the lease clock, ms
-    3  events  stream   what was reclaimed
+    2  limits  hash     total, cold, tenant_default, tenant:T, weight:T, engine:E, shadow
+    3  cold    zset     lease -> expiry on the lease clock, ms
+    4  events  stream   what was reclaimed
 
   ARGV
     1  nonce        string   the epoch to start when there is none
     2  tick_ms      integer
     3  learning_ms  integer
-    4+ leases       string
+    4  provisional_ms  integer  how long a lease lasts that is handed on
+    5+ leases       string
 
   RETURNS
     DOWNGRADED  epoch  grant  given_back
 ]]
 
 -- @include open_fleet
+-- @include live
+-- @include lives
+-- @include caps
+-- @include room
 -- @include leave
+-- @include stand
 -- @include settle
+-- @include pick_engine
+-- @include seat
+-- @include waiter
+-- @include step_out
+-- @include grant
+-- @include dispatch
 
-local meta, cold, events = KEYS[1], KEYS[2], KEYS[3]
+local meta, limits, cold, events = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local nonce, tick_ms, learning_ms = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
-local leases = { unpack(ARGV, 4) }
+local provisional_ms, leases = tonumber(ARGV[4]), { unpack(ARGV, 5) }
 
 local fleet = open_fleet(meta, nonce, tick_ms, learning_ms)
-settle(fleet, events, 32)
+settle(fleet, limits, events, 32)
 local given_back = #leases > 0 and redis.call('ZREM', cold, unpack(leases)) or 0
+dispatch(fleet, limits, provisional_ms, 128)
 return { 'DOWNGRADED', fleet.epoch, fleet.grant, given_back }

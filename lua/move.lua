@@ -8,7 +8,7 @@
 
   KEYS
     1  meta    hash     epoch, clock, last, learning_until, grant
-    2  limits  hash     engine:E
+    2  limits  hash     engine:E, shadow
     3  total   zset     lease -> expiry on the lease clock, ms
     4  record  hash     the facts of this lease
     5  events  stream   what was reclaimed
@@ -28,7 +28,10 @@
 
 -- @include open_fleet
 -- @include live
+-- @include caps
+-- @include room
 -- @include leave
+-- @include stand
 -- @include settle
 -- @include pick_engine
 
@@ -37,18 +40,19 @@ local nonce, tick_ms, learning_ms = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]
 local lease, engines = ARGV[4], { unpack(ARGV, 5) }
 
 local fleet = open_fleet(meta, nonce, tick_ms, learning_ms)
-settle(fleet, events, 32)
+settle(fleet, limits, events, 32)
 
 local expiry = redis.call('ZSCORE', total, lease)
 local engine = redis.call('HGET', record, 'engine')
 if not expiry or tonumber(expiry) <= fleet.now or not engine then
   return { 'GONE', fleet.epoch, fleet.grant }
 end
-local picked, full = pick_engine(fleet, limits, engines, {})
-if not picked then
+local cap = caps(limits, '') or { shadow = '' }
+local name, full = pick_engine(fleet, limits, cap, engines)
+if not name then
   return { 'FULL', fleet.epoch, fleet.grant, 'engine:' .. full.name, full.live, full.limit }
 end
 redis.call('ZREM', fleet.prefix .. 'pool:engine:' .. engine, lease)
-redis.call('ZADD', fleet.prefix .. 'pool:engine:' .. picked.name, expiry, lease)
-redis.call('HSET', record, 'engine', picked.name)
-return { 'MOVED', fleet.epoch, fleet.grant, picked.name }
+redis.call('ZADD', fleet.prefix .. 'pool:engine:' .. name, expiry, lease)
+redis.call('HSET', record, 'engine', name)
+return { 'MOVED', fleet.epoch, fleet.grant, name }

@@ -1,6 +1,8 @@
 #!lua flags=allow-oom
 --[[
-  reap: take back the leases of holders that died, make the sets agree, and hand out what was reclaimed.
+  reap: take back the leases of holders that died, give their places to those who wait, make the sets agree.
+
+  Says what was reclaimed.
 
   Any number of reapers may run and none is needed for correctness: overdue leases are counted by nobody.
   Whoever settled a lease wrote it to the event stream; each such entry is handed to exactly one reaper.
@@ -8,37 +10,52 @@
 
   KEYS
     1  meta      hash     epoch, clock, last, learning_until, grant
-    2  total     zset     lease -> expiry on the lease clock, ms
-    3  cold      zset     the same, cold places only
-    4  gateways  zset     holder -> session expiry
-    5  events    stream   what was reclaimed
-    6  reported  string   the last event that a reaper was handed; outlives an epoch, as the events do
+    2  limits    hash     total, cold, tenant_default, tenant:T, weight:T, engine:E, shadow
+    3  total     zset     lease -> expiry on the lease clock, ms
+    4  cold      zset     the same, cold places only
+    5  gateways  zset     holder -> session expiry
+    6  events    stream   what was reclaimed
+    7  reported  string   the last event that a reaper was handed; outlives an epoch, as the events do
 
   ARGV
     1  nonce        string   the epoch to start when there is none
     2  tick_ms      integer
     3  learning_ms  integer
     4  ttl_ms       integer  no expiry can be further away than this
-    5  pool_count   integer  how many of the rest are pools
-    6+ suspects     string   pools to hold against the total (tenant:T, engine:E), then ids of leases
+    5  provisional_ms  integer  how long a lease lasts that is handed on
+    6  pool_count   integer  how many of the rest are pools
+    7+ suspects     string   pools to hold against the total (tenant:T, engine:E), then ids of leases
 
   RETURNS
     REAPED  epoch  grant  settled  drift  more  then lease, tenant, holder, class, engine, age_ms of each ...
 ]]
 
 -- @include open_fleet
--- @include leave
--- @include settle
+-- @include live
 -- @include lives
+-- @include caps
+-- @include room
+-- @include leave
+-- @include stand
+-- @include settle
+-- @include pick_engine
+-- @include seat
+-- @include waiter
+-- @include step_out
+-- @include grant
+-- @include dispatch
+-- @include refresh_line
 -- @include mend_pool
 
-local meta, total, cold, gateways, events, reported =
-  KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
+local meta, limits, total, cold, gateways, events, reported =
+  KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7]
 local nonce, tick_ms, learning_ms, ttl_ms = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
-local pool_count, suspects = tonumber(ARGV[5]), 6
+local provisional_ms, pool_count, suspects = tonumber(ARGV[5]), tonumber(ARGV[6]), 7
 
 local fleet = open_fleet(meta, nonce, tick_ms, learning_ms)
-local settled = settle(fleet, events, 128)
+local settled = settle(fleet, limits, events, 128)
+refresh_line(fleet, limits, 64, 32)
+dispatch(fleet, limits, provisional_ms, 128)
 
 local drift = mend_pool(fleet, total, total, gateways, ttl_ms)
   + mend_pool(fleet, cold, total, gateways, ttl_ms)
@@ -60,8 +77,10 @@ end
 for _, lease in ipairs(redis.call('ZRANGE', total, 0, 127)) do
   -- Its holder's tick adds what is missing; without a holder the lease is settled like any other.
   local tenant, engine = unpack(redis.call('HMGET', fleet.prefix .. 'lease:' .. lease, 'tenant', 'engine'))
-  if not (tenant and redis.call('ZSCORE', fleet.prefix .. 'pool:tenant:' .. tenant, lease))
-    or not (engine and redis.call('ZSCORE', fleet.prefix .. 'pool:engine:' .. engine, lease)) then
+  if
+    not (tenant and redis.call('ZSCORE', fleet.prefix .. 'pool:tenant:' .. tenant, lease))
+    or not (engine and redis.call('ZSCORE', fleet.prefix .. 'pool:engine:' .. engine, lease))
+  then
     drift = drift + 1
   end
 end

@@ -1,32 +1,47 @@
 #!lua flags=allow-oom
 --[[
-  release: give back every place of some leases.
+  release: give back every place of some leases, and hand them to those who wait.
+
+  One that still stands in line steps out of it.
 
   Idempotent: a lease that is gone (released before, or reclaimed) is counted as not returned, and nothing
   else can be freed by its id. At most 200 leases a call.
-  Cost: O(L log N + D log N) for L leases of this call, N live and D <= 32 overdue leases.
+  Cost: O(L log N + D log N) for L leases of this call, N live and D <= 32 overdue leases, and a dispatch.
 
   KEYS
-    1  meta    hash     epoch, clock, last, learning_until, grant
-    2  events  stream   what was reclaimed
+    1  meta    hash     epoch, clock, last, learning_until, grant, freed_at, gap
+    2  limits  hash     total, cold, tenant_default, tenant:T, weight:T, engine:E, shadow
+    3  events  stream   what was reclaimed
 
   ARGV
     1  nonce        string   the epoch to start when there is none
     2  tick_ms      integer
     3  learning_ms  integer
-    4+ leases       string   three each: lease, tenant, engine (empty: unknown)
+    4  provisional_ms  integer  how long a lease lasts that is handed on
+    5+ leases       string   three each: lease, tenant, engine (empty: unknown)
 
   RETURNS
     RELEASED  epoch  grant  returned
 ]]
 
 -- @include open_fleet
+-- @include live
+-- @include lives
+-- @include caps
+-- @include room
 -- @include leave
+-- @include stand
 -- @include settle
+-- @include pick_engine
+-- @include seat
+-- @include waiter
+-- @include step_out
+-- @include grant
+-- @include dispatch
 
-local meta, events = KEYS[1], KEYS[2]
+local meta, limits, events = KEYS[1], KEYS[2], KEYS[3]
 local nonce, tick_ms, learning_ms = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
-local leases, width = 4, 3
+local provisional_ms, leases, width = tonumber(ARGV[4]), 5, 3
 
 local fleet = open_fleet(meta, nonce, tick_ms, learning_ms)
 local returned = 0
@@ -39,7 +54,21 @@ for i = leases, #ARGV, width do
   end
   if leave(fleet.prefix, lease, tenant, known or engine) then
     returned = returned + 1
+    stand(fleet, limits, tenant)
+  else
+    local left = step_out(fleet, lease)
+    if left then
+      stand(fleet, limits, left)
+    end
   end
 end
-settle(fleet, events, 32)
+if returned > 0 then
+  -- How often a place comes free, for those who are told when to come back.
+  local freed_at, gap = unpack(redis.call('HMGET', meta, 'freed_at', 'gap'))
+  local since = math.min(fleet.now - (tonumber(freed_at) or fleet.now), 60000) / returned
+  gap = gap and tonumber(gap) + (since - tonumber(gap)) / 8 or since
+  redis.call('HSET', meta, 'freed_at', fleet.now, 'gap', string.format('%.0f', gap))
+end
+settle(fleet, limits, events, 32)
+dispatch(fleet, limits, provisional_ms, 128)
 return { 'RELEASED', fleet.epoch, fleet.grant, returned }

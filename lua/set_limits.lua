@@ -6,7 +6,8 @@
   set      always; each change goes to the event stream with who, old and new value.
   restore  what a live gateway last saw, after Redis lost its data: unless another one saw newer, and
            without the fields that somebody has set since.
-  Idempotent. Cost: O(F) for F fields.
+  Whoever waits and fits now is granted at once. Nobody is cut by a lower limit.
+  Idempotent. Cost: O(F) for F fields, and a dispatch.
 
   KEYS
     1  meta    hash     epoch, clock, last, learning_until, grant, limits_seen
@@ -21,17 +22,31 @@
     4  mode         string   seed, set or restore
     5  who          string   for the event stream
     6  seen         integer  the lease clock at which these values were read (restore only)
-    7+ fields       string   two each: field, value
+    7  provisional_ms  integer  how long a lease lasts that is handed on
+    8+ fields       string   two each: field, value (empty: no value of its own, the default holds)
 
   RETURNS
     LIMITED  epoch  grant  changed
 ]]
 
 -- @include open_fleet
+-- @include live
+-- @include lives
+-- @include caps
+-- @include room
+-- @include stand
+-- @include pick_engine
+-- @include seat
+-- @include waiter
+-- @include step_out
+-- @include grant
+-- @include dispatch
+-- @include refresh_line
 
 local meta, limits, events, set_at = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local nonce, tick_ms, learning_ms = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
-local mode, who, seen, fields = ARGV[4], ARGV[5], tonumber(ARGV[6]), 7
+local mode, who, seen = ARGV[4], ARGV[5], tonumber(ARGV[6])
+local provisional_ms, fields = tonumber(ARGV[7]), 8
 
 local fleet = open_fleet(meta, nonce, tick_ms, learning_ms)
 if mode == 'restore' then
@@ -57,9 +72,29 @@ for i = fields, #ARGV, 2 do
     redis.call('HSET', limits, field, new)
     changed = changed + 1
     if mode ~= 'seed' then
-      redis.call('XADD', events, 'MAXLEN', '~', 10000, '*', 'kind', 'limit_' .. mode, 'who', who,
-        'field', field, 'old', old or '', 'new', new)
+      redis.call(
+        'XADD',
+        events,
+        'MAXLEN',
+        '~',
+        10000,
+        '*',
+        'kind',
+        'limit_' .. mode,
+        'who',
+        who,
+        'field',
+        field,
+        'old',
+        old or '',
+        'new',
+        new
+      )
     end
   end
+end
+if changed > 0 then
+  refresh_line(fleet, limits, 256, 1)
+  dispatch(fleet, limits, provisional_ms, 128)
 end
 return { 'LIMITED', fleet.epoch, fleet.grant, changed }

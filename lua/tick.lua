@@ -3,37 +3,61 @@
   tick: renew everything one gateway runs on this fleet, and say what Redis did not know of.
 
   Adds, it does not only update: work that runs must be counted, so a lease that is missing is rebuilt
-  from its facts. That is the whole recovery protocol. Idempotent. At most 500 leases a call.
-  Cost: O(L log N + D log N) for L leases of this call, N live and D <= 32 overdue leases.
+  from its facts. That is the whole recovery protocol. Tells what became of those of the gateway's waiters
+  that no wake-up reached. Idempotent. At most 500 leases a call.
+  Cost: O(L log N + D log N + W) for L leases and W waiters of this call, N live, D <= 32 overdue; a dispatch.
 
   KEYS
     1  meta      hash     epoch, clock, last, learning_until, grant
-    2  total     zset     lease -> expiry on the lease clock, ms
-    3  cold      zset     the same, cold places only
-    4  gateways  zset     holder -> session expiry
-    5  events    stream   what was reclaimed and re-asserted
+    2  limits    hash     total, cold, tenant_default, tenant:T, weight:T, engine:E, shadow
+    3  total     zset     lease -> expiry on the lease clock, ms
+    4  cold      zset     the same, cold places only
+    5  gateways  zset     holder -> session expiry
+    6  events    stream   what was reclaimed and re-asserted
+    7  waiting   hash     lease -> the demand of one who stands in line
 
   ARGV
     1  nonce        string   the epoch to start when there is none
     2  tick_ms      integer
     3  learning_ms  integer
     4  ttl_ms       integer  how long each lease lasts from now
-    5  holder       string   name~nonce of the gateway process
-    6+ leases       string   nine each: lease, request_id, tenant, class, engine, phase, acquired_at
-                             (Unix ms), cold (1: the cold place is still held), news (1: the phase changed)
+    5  provisional_ms  integer  how long a lease lasts that is handed on
+    6  holder       string   name~nonce of the gateway process
+    7  lease_count  integer  how many of the rest are leases
+    8+ leases       string   nine each: lease, request_id, tenant, class, engine, phase, acquired_at
+                             (Unix ms), cold (1: the cold place is still held), news (1: the phase changed);
+                             then the ids of those who stand in line
 
   RETURNS
-    TICKED  epoch  grant  clock  learning_ms  gateways  missing ...    the leases that had to be added
+    TICKED  epoch  grant  clock  learning_ms  gateways  missing  cut  granted  then so many of each, and the gone:
+            missing  lease                      had to be added
+            cut      lease, reason              somebody ended it
+            granted  lease, class, engine, grant  waited, and has its permit
+            gone     lease                      waited, and is not known any more
 ]]
 
 -- @include open_fleet
 -- @include live
+-- @include lives
+-- @include caps
+-- @include room
 -- @include leave
+-- @include stand
 -- @include settle
+-- @include pick_engine
+-- @include seat
+-- @include waiter
+-- @include step_out
+-- @include grant
+-- @include dispatch
+-- @include refresh_line
 
-local meta, total, cold, gateways, events = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local meta, limits, total, cold, gateways, events, waiting =
+  KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7]
 local nonce, tick_ms, learning_ms, ttl_ms = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
-local holder, leases, width = ARGV[5], 6, 9
+local provisional_ms, holder, lease_count = tonumber(ARGV[5]), ARGV[6], tonumber(ARGV[7])
+local leases, width = 8, 9
+local waiters = leases + lease_count * width
 
 local fleet = open_fleet(meta, nonce, tick_ms, learning_ms)
 redis.call('HSET', meta, 'tick_ms', tick_ms)
@@ -53,7 +77,7 @@ local function place(pool, lease)
   scored[#scored + 1] = lease
   members[pool] = scored
 end
-for i = leases, #ARGV, width do
+for i = leases, waiters - 1, width do
   local lease = ARGV[i]
   ids[#ids + 1] = lease
   records[#records + 1] = fleet.prefix .. 'lease:' .. lease
@@ -65,26 +89,59 @@ for i = leases, #ARGV, width do
   end
 end
 
-local reply = { 'TICKED', fleet.epoch, fleet.grant, fleet.now, fleet.learning_ms, 0 }
+local missing, cut = {}, {}
 if #ids > 0 then
   local scores = redis.call('ZMSCORE', total, unpack(ids))
   for n, lease in ipairs(ids) do
     -- Overdue is missing too: its place may have been granted to somebody else since.
     if not scores[n] or tonumber(scores[n]) <= fleet.now then
-      reply[#reply + 1] = lease
-      redis.call('XADD', events, 'MAXLEN', '~', 10000, '*', 'kind', 'reasserted',
-        'lease', lease, 'holder', holder)
+      missing[#missing + 1] = lease
+      redis.call(
+        'XADD',
+        events,
+        'MAXLEN',
+        '~',
+        10000,
+        '*',
+        'kind',
+        'reasserted',
+        'lease',
+        lease,
+        'holder',
+        holder
+      )
     end
   end
   for n, record in ipairs(records) do
     local i = leases + (n - 1) * width
     -- A whole record has eight fields. One that lost any of them is written again.
-    if redis.call('HLEN', record) < 8 then
-      redis.call('HSET', record, 'request_id', ARGV[i + 1], 'tenant', ARGV[i + 2], 'class', ARGV[i + 3],
-        'engine', ARGV[i + 4], 'holder', holder, 'phase', ARGV[i + 5], 'acquired_at', ARGV[i + 6])
+    local fields = redis.call('HLEN', record)
+    if fields < 8 then
+      redis.call(
+        'HSET',
+        record,
+        'request_id',
+        ARGV[i + 1],
+        'tenant',
+        ARGV[i + 2],
+        'class',
+        ARGV[i + 3],
+        'engine',
+        ARGV[i + 4],
+        'holder',
+        holder,
+        'phase',
+        ARGV[i + 5],
+        'acquired_at',
+        ARGV[i + 6]
+      )
       redis.call('HSETNX', record, 'grant', 0)
     elseif ARGV[i + 8] == '1' then
       redis.call('HSET', record, 'phase', ARGV[i + 5])
+    end
+    if fields > 8 then
+      cut[#cut + 1] = ARGV[i]
+      cut[#cut + 1] = redis.call('HGET', record, 'cut')
     end
   end
   for pool, scored in pairs(members) do
@@ -92,6 +149,43 @@ if #ids > 0 then
   end
 end
 
-settle(fleet, events, 32)
-reply[6] = live(gateways, fleet.now)
+settle(fleet, limits, events, 32)
+refresh_line(fleet, limits, 16, 8)
+dispatch(fleet, limits, provisional_ms, 128)
+
+local granted, gone = {}, {}
+for i = waiters, #ARGV do
+  local score = redis.call('ZSCORE', total, ARGV[i])
+  if score and tonumber(score) > fleet.now then
+    granted[#granted + 1] = ARGV[i]
+  elseif redis.call('HEXISTS', waiting, ARGV[i]) == 0 then
+    gone[#gone + 1] = ARGV[i]
+  end
+end
+local reply = {
+  'TICKED',
+  fleet.epoch,
+  fleet.grant,
+  fleet.now,
+  fleet.learning_ms,
+  live(gateways, fleet.now),
+  #missing,
+  #cut / 2,
+  #granted,
+}
+for _, list in ipairs({ missing, cut }) do
+  for _, word in ipairs(list) do
+    reply[#reply + 1] = word
+  end
+end
+for _, lease in ipairs(granted) do
+  local class, engine, number =
+    unpack(redis.call('HMGET', fleet.prefix .. 'lease:' .. lease, 'class', 'engine', 'grant'))
+  for _, word in ipairs({ lease, class or 'cold', engine or '', tonumber(number) or 0 }) do
+    reply[#reply + 1] = word
+  end
+end
+for _, lease in ipairs(gone) do
+  reply[#reply + 1] = lease
+end
 return reply

@@ -1,29 +1,19 @@
--- pick_engine(fleet, limits, engines, prefixes) -> picked, full. the fittest engine with room
+-- pick_engine(fleet, limits, cap, engines) -> name, full. the engine with room and the fewest live permits
 --
--- picked = { name, warm } or nil; full = { name, live, limit } of the least loaded engine without room.
--- An engine that is known to hold a prefix of the prompt comes before one that is not; among equals the one
--- with the fewest live permits, then the caller's order.
-local function pick_engine(fleet, limits, engines, prefixes)
-  local picked, full
-  for _, name in ipairs(engines) do
-    local in_use = live(fleet.prefix .. 'pool:engine:' .. name, fleet.now)
-    local limit = tonumber(redis.call('HGET', limits, 'engine:' .. name)) or math.huge
-    if in_use >= limit then
+-- Among equals the caller's order decides. Without room anywhere name is nil and full = { name, live, limit }
+-- of the least loaded.
+local function pick_engine(fleet, limits, cap, engines)
+  local name, least, full
+  for _, candidate in ipairs(engines) do
+    local in_use = live(fleet.prefix .. 'pool:engine:' .. candidate, fleet.now)
+    cap.engine = tonumber(redis.call('HGET', limits, 'engine:' .. candidate)) or math.huge
+    if room(cap, 'engine', in_use) <= 0 then
       if not full or in_use < full.live then
-        full = { name = name, live = in_use, limit = limit }
+        full = { name = candidate, live = in_use, limit = cap.engine }
       end
-    else
-      local warm = false
-      if #prefixes > 0 then
-        local expiries = redis.call('ZMSCORE', fleet.prefix .. 'evidence:' .. name, unpack(prefixes))
-        for _, expiry in ipairs(expiries) do
-          warm = warm or (expiry and tonumber(expiry) > fleet.now) or false
-        end
-      end
-      if not picked or (warm and not picked.warm) or (warm == picked.warm and in_use < picked.live) then
-        picked = { name = name, warm = warm, live = in_use }
-      end
+    elseif not name or in_use < least then
+      name, least = candidate, in_use
     end
   end
-  return picked, full
+  return name, full
 end
