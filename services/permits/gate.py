@@ -35,7 +35,7 @@ from services.permits.names import check_name
 from services.permits.permit import Permit
 from services.permits.renewal import FleetView
 from services.permits.share import admit
-from services.permits.states import Move
+from services.permits.states import Move, State
 from services.permits.store import Store
 from services.permits.ticker import Ticker
 
@@ -128,9 +128,13 @@ class Gate:
         try:
             answer = await asyncio.shield(asking)
         except asyncio.CancelledError:
-            # The call itself goes on: cutting it would leave its reply to the connection's next user.
-            permit.move(Move.LEAVE)
-            asking.add_done_callback(lambda asked: self._give_up(permit, asked))
+            if permit.state is State.HELD:
+                # The answer came in the same turn of the loop as the cancellation.
+                permit.close()
+            else:
+                # The call itself goes on: cutting it would leave its reply to the connection's next user.
+                permit.move(Move.LEAVE)
+                asking.add_done_callback(lambda asked: self._give_up(permit, asked))
             raise
         except Unavailable:
             return self._take_share(permit)
@@ -158,7 +162,7 @@ class Gate:
         self._notice(fleet, view, answer.stamp)
         if isinstance(answer, Granted):
             permit.granted(answer, deadline_s=sent_s + self._times.provisional_ms / 1000)
-            if permit.state == "held":
+            if permit.state is State.HELD:
                 self._ticker.enroll(permit)
                 self._listener.admission(fleet, "granted")
         return answer
