@@ -33,7 +33,8 @@ class Refused(PermitError):
 
     `pool` names the pool that was full ("total", "cold", "tenant:acme", "engine:e1"; empty when no
     pool is the reason), `in_use` and `limit` its figures at that instant. `wait_ms` is how long the
-    reason is known to last (the rest of a learning window), 0 when nobody can know.
+    reason is known to last (the rest of a learning window), 0 when nobody can know. `waiting` is how many
+    stand in line, `gap_ms` how often a place comes free (0: not known yet).
     """
 
     def __init__(
@@ -44,6 +45,8 @@ class Refused(PermitError):
         in_use: int = 0,
         limit: int = 0,
         wait_ms: int = 0,
+        waiting: int = 0,
+        gap_ms: int = 0,
         message: str = "",
     ) -> None:
         """Keep the figures; the message defaults to a sentence made from them."""
@@ -52,6 +55,8 @@ class Refused(PermitError):
         self.in_use = in_use
         self.limit = limit
         self.wait_ms = wait_ms
+        self.waiting = waiting
+        self.gap_ms = gap_ms
         super().__init__(message or f"{code}: pool {pool} is at {in_use} of {limit}")
 
 

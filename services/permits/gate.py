@@ -9,41 +9,24 @@ To let something else own the permit (a response body that streams on after the 
 """
 
 import asyncio
-import itertools
 import secrets
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from types import TracebackType
-from typing import Final, TypeVar
+from typing import TypeVar
 
-from services.permits.clock import monotonic
+from services.permits.acquirer import Acquirer
 from services.permits.connect import connect
-from services.permits.errors import RefusalCode, Refused, Unavailable
 from services.permits.events import Listener, Silent
-from services.permits.model import (
-    Closed,
-    Counts,
-    Demand,
-    FleetPolicy,
-    Full,
-    Granted,
-    Learning,
-    LeaseTimes,
-    Stamp,
-)
+from services.permits.model import Counts, Demand, FleetPolicy, LeaseTimes
 from services.permits.names import check_name
 from services.permits.permit import Permit
 from services.permits.renewal import FleetView
-from services.permits.share import admit
-from services.permits.states import Move, State
 from services.permits.store import Store
 from services.permits.ticker import Ticker
+from services.permits.wake import WakeListener
 
 T = TypeVar("T")
-
-# How long a new request waits for the ticker's verdict after a call to Redis failed. A blip costs nobody
-# an answer; while Redis stays away only the first requests wait at all.
-VERDICT_S: Final = 0.3
 
 
 class Gate:
@@ -63,11 +46,10 @@ class Gate:
         self.holder = holder
         self._store = store
         self._ticker = ticker
-        self._times = times
         self._fleets = fleets
-        self._listener = listener
-        self._sequence = itertools.count(1)
-        self._down_since_s: float | None = None
+        self._acquirer = Acquirer(
+            store=store, ticker=ticker, holder=holder, times=times, fleets=fleets, listener=listener
+        )
 
     def hold(self, demand: Demand) -> "Hold":
         """Return a context manager whose entry takes a permit and whose exit gives it back.
@@ -123,131 +105,7 @@ class Gate:
 
     async def take(self, demand: Demand) -> Permit:
         """Take a permit that the caller must close; prefer `hold`."""
-        permit = Permit(f"{self.holder}~{next(self._sequence)}", demand, self._ticker)
-        asking = asyncio.create_task(self._ask(permit))
-        try:
-            answer = await asyncio.shield(asking)
-        except asyncio.CancelledError:
-            if permit.state is State.HELD:
-                # The answer came in the same turn of the loop as the cancellation.
-                permit.close()
-            else:
-                # The call itself goes on: cutting it would leave its reply to the connection's next user.
-                permit.move(Move.LEAVE)
-                asking.add_done_callback(lambda asked: self._give_up(permit, asked))
-            raise
-        except Unavailable:
-            return self._take_share(permit)
-        if not isinstance(answer, Granted):
-            permit.move(Move.REFUSE)
-            raise self._refusal(demand.fleet, answer)
-        return permit
-
-    async def _ask(self, permit: Permit) -> Granted | Full | Learning | Closed:
-        """Ask Redis, once more after a failure that the ticker could mend; never cancelled."""
-        try:
-            return await self._ask_once(permit)
-        except Unavailable:
-            self._suspect()
-            await self._verdict()
-            # The same id: if the first call was carried out after all, this one gets its answer.
-            return await self._ask_once(permit)
-
-    async def _ask_once(self, permit: Permit) -> Granted | Full | Learning | Closed:
-        await self._verdict()
-        fleet = permit.fleet
-        view = self._ticker.view(fleet)
-        sent_s = monotonic()
-        answer = await self._store.acquire(permit.demand, lease=permit.id, holder=self.holder)
-        self._notice(fleet, view, answer.stamp)
-        if isinstance(answer, Granted):
-            permit.granted(answer, deadline_s=sent_s + self._times.provisional_ms / 1000)
-            if permit.state is State.HELD:
-                self._ticker.enroll(permit)
-                self._listener.admission(fleet, "granted")
-        return answer
-
-    async def _verdict(self) -> None:
-        """Return when Redis is up; raise Unavailable when it has been away for longer than VERDICT_S."""
-        if self._ticker.up.is_set():
-            self._down_since_s = None
-            return
-        now_s = monotonic()
-        if self._down_since_s is None:
-            self._down_since_s = now_s
-        try:
-            async with asyncio.timeout(max(0.0, self._down_since_s + VERDICT_S - now_s)):
-                await self._ticker.up.wait()
-        except TimeoutError:
-            raise Unavailable("Redis does not answer") from None
-
-    def _suspect(self) -> None:
-        if self._down_since_s is None:
-            self._down_since_s = monotonic()
-        self._ticker.suspect()
-
-    def _notice(self, fleet: str, view: FleetView | None, stamp: Stamp) -> None:
-        """Tick at once when Redis lost its data, or is an older copy of itself, since the last tick."""
-        if view is not None and (stamp.epoch != view.epoch or stamp.grant < view.grant):
-            self._ticker.tick_soon(fleet)
-
-    def _take_share(self, permit: Permit) -> Permit:
-        """Decide without Redis, as the fleet's policy says."""
-        fleet = permit.fleet
-        view = self._ticker.view(fleet)
-        if self._fleets[fleet].redis_loss == "closed" or view is None or view.learning_s > 0:
-            permit.move(Move.LEAVE)
-            self._release_blind(permit)
-            raise self._refused(
-                fleet,
-                Refused("admission_unavailable", message="admission is unavailable: Redis does not answer"),
-            )
-        answer = admit(permit.demand, view, self._ticker.holdings.of(fleet))
-        if isinstance(answer, Full):
-            permit.move(Move.LEAVE)
-            self._release_blind(permit)
-            raise self._refusal(fleet, answer)
-        permit.granted(answer, deadline_s=monotonic() + self._times.ttl_ms / 1000)
-        self._ticker.enroll(permit)
-        self._listener.admission(fleet, "granted")
-        return permit
-
-    def _give_up(self, permit: Permit, asked: "asyncio.Task[Granted | Full | Learning | Closed]") -> None:
-        """Give back what a caller who left was granted, or may have been."""
-        if asked.cancelled() or asked.exception() is not None:
-            self._release_blind(permit)
-        elif isinstance(asked.result(), Granted):
-            self._ticker.freed(permit)
-        else:
-            permit.move(Move.REFUSE)
-
-    def _release_blind(self, permit: Permit) -> None:
-        """Release an id whose acquire may or may not have been carried out."""
-        permit.move(Move.GRANT)
-        self._ticker.freed(permit)
-
-    def _refusal(self, fleet: str, answer: Full | Learning | Closed) -> Refused:
-        match answer:
-            case Full(pool=pool, in_use=in_use, limit=limit):
-                return self._refused(fleet, Refused(_code_of(pool), pool=pool, in_use=in_use, limit=limit))
-            case Learning(left_ms=left_ms):
-                message = (
-                    f"fleet {fleet} is finding out what runs after Redis lost its data; {left_ms} ms left"
-                )
-                return self._refused(fleet, Refused("recovering", wait_ms=left_ms, message=message))
-            case Closed():
-                message = f"fleet {fleet} has no limits in Redis yet"
-                return self._refused(fleet, Refused("admission_unavailable", message=message))
-
-    def _refused(self, fleet: str, refused: Refused) -> Refused:
-        self._listener.admission(fleet, refused.code)
-        return refused
-
-
-def _code_of(pool: str) -> RefusalCode:
-    if pool == "cold":
-        return "cold_pool_full"
-    return "tenant_quota" if pool.startswith("tenant:") else "total_pool_full"
+        return await self._acquirer.take(demand)
 
 
 class Hold:
@@ -313,11 +171,16 @@ async def open_gate(
     store = Store(client, prefix=prefix, times=times, listener=listener)
     try:
         await ticker.start()
+        channels = {store.keys(fleet).wake(holder): fleet for fleet in fleets}
+        listening = asyncio.create_task(
+            WakeListener(client, channels, ticker.hear, ticker.tick_waiters).run()
+        )
         try:
             yield Gate(
                 store=store, ticker=ticker, holder=holder, times=times, fleets=fleets, listener=listener
             )
         finally:
+            listening.cancel()
             await asyncio.shield(ticker.stop())
     finally:
         await client.aclose()

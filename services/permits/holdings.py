@@ -24,6 +24,11 @@ class Holdings:
         with self._lock:
             self._fleets.get(permit.fleet, {}).pop(permit.id, None)
 
+    def get(self, fleet: str, lease: str) -> Permit | None:
+        """Return a permit by its id; None when this process does not hold it."""
+        with self._lock:
+            return self._fleets.get(fleet, {}).get(lease)
+
     def of(self, fleet: str) -> list[Permit]:
         """Return the permits of one fleet at this instant."""
         with self._lock:

@@ -56,6 +56,15 @@ class FleetKeys:
         """String: the id of the last event that a reaper was handed."""
         return self._key("reported")
 
+    @property
+    def waiting(self) -> str:
+        """Hash: lease id -> the demand of one who stands in line."""
+        return self._key("line:waiting")
+
+    def wake(self, holder: str) -> str:
+        """Return the channel on which scripts tell a gateway what became of its waiters."""
+        return self._key(f"line:wake:{holder}")
+
     def pool(self, name: str) -> str:
         """Return the sorted set of the pool called `name`: total, cold, tenant:T or engine:E."""
         return self._key(f"pool:{name}")

@@ -41,7 +41,9 @@ class Demand:
 
     `engines` are the candidates, in order of preference on equal load. `prefixes` are hashes of
     prefixes of the prompt, any of which would make it warm on an engine that is known to hold it;
-    empty means that nothing can make this request warm.
+    empty means that nothing can make this request warm. `patience_ms` is how long it would stand in line for
+    a place, 0 not at all. `tail` becomes the last part of the lease id and must then be new for every demand
+    of the process; empty leaves it to the gate.
     """
 
     fleet: str
@@ -49,6 +51,8 @@ class Demand:
     request_id: str
     engines: tuple[str, ...]
     prefixes: tuple[str, ...] = ()
+    patience_ms: int = 0
+    tail: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +80,29 @@ class Full:
     in_use: int
     limit: int
     stamp: Stamp
+    # How many stand in line, and how often a place comes free.
+    waiting: int = 0
+    gap_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Queued:
+    """It stands in line with `waiting` others and itself; the grant comes as a message, or with a tick."""
+
+    waiting: int
+    stamp: Stamp
+
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """What a waiter hears when Redis does not know it any more: it must ask again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """What a holder or a waiter hears when somebody ended its request; `reason` is the end reason."""
+
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +118,10 @@ class Closed:
     """The fleet has no limits in Redis yet."""
 
     stamp: Stamp
+
+
+# What an acquire may answer.
+Answer = Granted | Queued | Full | Learning | Closed
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,13 +143,20 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Ticked:
-    """The answer to a tick. `missing` leases were not in Redis and have been added."""
+    """The answer to a tick.
+
+    `missing` leases were not in Redis and have been added; `cut` were ended by somebody; of the waiters some
+    were `granted`, and some are `gone` from the line.
+    """
 
     stamp: Stamp
     clock: int
     learning_ms: int
     gateways: int
     missing: tuple[str, ...]
+    cut: Mapping[str, str] = field(default_factory=dict)
+    granted: Mapping[str, Granted] = field(default_factory=dict)
+    gone: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +213,19 @@ class LeaseRow:
     acquired_at: int
     age_ms: int
     expires_in_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class WaiterRow:
+    """One who stands in line, as people see it."""
+
+    lease: str
+    request_id: str
+    tenant: str
+    class_: str
+    holder: str
+    waited_ms: int
+    deadline_in_ms: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,7 +38,7 @@ class Permit:
         "grant",
         "id",
         "news",
-        "on_lost",
+        "on_cut",
         "on_released",
         "renewed_until_s",
         "state",
@@ -61,7 +61,8 @@ class Permit:
         # `renewed_until_s` is ahead, which the owner pushes on as long as the stream is really being read.
         self.deadline_s = 0.0
         self.renewed_until_s = float("inf")
-        self.on_lost: Callable[[str], None] | None = None
+        # Called in the event loop with the end reason when somebody or something else ends the request.
+        self.on_cut: Callable[[str], None] | None = None
         self.on_released: Callable[[float], None] | None = None
 
     @property

@@ -9,9 +9,10 @@ import structlog
 from services.permits.clock import monotonic
 from services.permits.events import Cause, Listener
 from services.permits.holdings import Holdings
-from services.permits.model import FleetPolicy, LeaseTimes, Ticked
+from services.permits.model import Cut, FleetPolicy, LeaseTimes, Ticked, Unknown
 from services.permits.permit import Permit
 from services.permits.store import LEASES_PER_TICK_MAX, Store
+from services.permits.waiters import News, Waiters
 
 log = structlog.get_logger(__name__)
 
@@ -46,11 +47,13 @@ class Renewal:
         times: LeaseTimes,
         store: Store,
         holdings: Holdings,
+        waiters: Waiters,
         holder: str,
         listener: Listener,
         lose: Callable[[list[Permit]], None],
+        tell: Callable[[str, list[tuple[str, News]]], None],
     ) -> None:
-        """`lose` takes permits whose lease is over under `lost_lease = "stop"`."""
+        """`lose` takes permits whose lease is over under `lost_lease = "stop"`, `tell` what Redis said."""
         self.fleet = fleet
         self.policy = policy
         self.view: FleetView | None = None
@@ -58,9 +61,11 @@ class Renewal:
         self._times = times
         self._store = store
         self._holdings = holdings
+        self._waiters = waiters
         self._holder = holder
         self._listener = listener
         self._lose = lose
+        self._tell = tell
 
     async def tick(self) -> None:
         """Renew what is being read, notice what was lost, and see the limits; raises Unavailable."""
@@ -93,8 +98,11 @@ class Renewal:
             leases.append(permit.held())
         # From before the call: what Redis counts from its arrival is surely later.
         sent_s = monotonic()
+        waiters = self._waiters.of(self.fleet)
         try:
-            answer = await self._store.tick(self.fleet, holder=self._holder, leases=leases, news=news)
+            answer = await self._store.tick(
+                self.fleet, holder=self._holder, leases=leases, news=news, waiters=waiters
+            )
         except BaseException:
             for permit in batch:
                 permit.news |= permit.id in news
@@ -102,6 +110,13 @@ class Renewal:
         self._explain(batch, answer, sent_s)
         for permit in batch:
             permit.deadline_s = sent_s + self._times.ttl_ms / 1000
+        told: list[tuple[str, News]] = [
+            *((lease, Cut(reason)) for lease, reason in answer.cut.items()),
+            *answer.granted.items(),
+            *((lease, Unknown()) for lease in answer.gone),
+        ]
+        if told:
+            self._tell(self.fleet, told)
         return answer
 
     def _explain(self, batch: list[Permit], answer: Ticked, sent_s: float) -> None:

@@ -1,19 +1,23 @@
 """Turns script replies into values. One function per reply word; the words are those of the headers."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
 from typing import Any, Final
 
 from services.permits.errors import BadReply
 from services.permits.model import (
     Closed,
+    Cut,
     Full,
     Granted,
     Learning,
     LeaseRow,
+    Queued,
     Reaped,
     Reclaim,
     Stamp,
     Ticked,
+    WaiterRow,
 )
 
 _RECLAIM_WIDTH: Final = 6
@@ -28,7 +32,19 @@ def _granted(reply: list[Any]) -> Granted:
 
 
 def _full(reply: list[Any]) -> Full:
-    return Full(pool=reply[3], in_use=int(reply[4]), limit=int(reply[5]), stamp=_stamp(reply))
+    in_line = [int(word) for word in reply[6:8]] or [0, 0]
+    return Full(
+        pool=reply[3],
+        in_use=int(reply[4]),
+        limit=int(reply[5]),
+        stamp=_stamp(reply),
+        waiting=in_line[0],
+        gap_ms=in_line[1],
+    )
+
+
+def _queued(reply: list[Any]) -> Queued:
+    return Queued(waiting=int(reply[3]), stamp=_stamp(reply))
 
 
 def _learning(reply: list[Any]) -> Learning:
@@ -40,13 +56,42 @@ def _closed(reply: list[Any]) -> Closed:
 
 
 def _ticked(reply: list[Any]) -> Ticked:
+    stamp, rest = _stamp(reply), iter(reply[9:])
+    missing, cut, granted = (int(count) for count in reply[6:9])
     return Ticked(
-        stamp=_stamp(reply),
+        stamp=stamp,
         clock=int(reply[3]),
         learning_ms=int(reply[4]),
         gateways=int(reply[5]),
-        missing=tuple(reply[6:]),
+        missing=tuple(islice(rest, missing)),
+        cut={next(rest): next(rest) for _ in range(cut)},
+        granted={next(rest): _handed_on(rest, stamp.epoch) for _ in range(granted)},
+        gone=tuple(rest),
     )
+
+
+def _handed_on(words: Iterator[Any], epoch: str) -> Granted:
+    class_, engine, number = (next(words) for _ in range(3))
+    return Granted(class_=class_, engine=engine, stamp=Stamp(epoch, int(number)))
+
+
+def wake_ups(message: str) -> Iterator[tuple[str, Granted | Cut]]:
+    """Read what a script published to a gateway: an epoch, then `lease grant class engine` per line."""
+    epoch, *lines = message.splitlines()
+    for line in lines:
+        lease, number, class_, engine = line.split(" ")
+        if class_ == "cut":
+            yield lease, Cut(reason=engine)
+        else:
+            yield lease, _handed_on(iter((class_, engine, number)), epoch)
+
+
+def _revoked(reply: list[Any]) -> str:
+    return str(reply[3])
+
+
+def _unknown(_reply: list[Any]) -> None:
+    return None
 
 
 def _reaped(reply: list[Any]) -> Reaped:
@@ -82,10 +127,17 @@ def _itself(reply: list[Any]) -> list[Any]:
 
 
 REPLIES: Final[Mapping[str, Mapping[str, Callable[[list[Any]], Any]]]] = {
-    "acquire": {"GRANTED": _granted, "FULL": _full, "LEARNING": _learning, "CLOSED": _closed},
+    "acquire": {
+        "GRANTED": _granted,
+        "QUEUED": _queued,
+        "FULL": _full,
+        "LEARNING": _learning,
+        "CLOSED": _closed,
+    },
     "tick": {"TICKED": _ticked},
     "downgrade": {"DOWNGRADED": _number_last},
     "release": {"RELEASED": _number_last},
+    "revoke": {"REVOKED": _revoked, "UNKNOWN": _unknown},
     "move": {"MOVED": _moved, "FULL": _full, "GONE": _gone},
     "reap": {"REAPED": _reaped},
     "set_limits": {"LIMITED": _number_last},
@@ -105,9 +157,27 @@ def read(verb: str, reply: Any) -> Any:  # noqa: ANN401  (the store's methods st
     return reader(reply)
 
 
+def waiter_row(line: str) -> WaiterRow:
+    """Read one line of `line`."""
+    words = _words(line)
+    return WaiterRow(
+        lease=words["lease"],
+        request_id=words["request_id"],
+        tenant=words["tenant"],
+        class_=words["class"],
+        holder=words["holder"],
+        waited_ms=int(words["waited_ms"]),
+        deadline_in_ms=int(words["deadline_in_ms"]),
+    )
+
+
+def _words(line: str) -> dict[str, str]:
+    return dict(word.partition("=")[::2] for word in line.split(" "))
+
+
 def lease_row(line: str) -> LeaseRow:
     """Read one line of `inspect`."""
-    words = dict(word.partition("=")[::2] for word in line.split(" "))
+    words = _words(line)
     acquired_at = words["acquired_at"]
     return LeaseRow(
         lease=words["lease"],

@@ -8,34 +8,25 @@ A cancelled call can leave its reply in the connection for the next caller to re
 cancelled awaits these methods directly: see `gate.py` for how it is done.
 """
 
-import secrets
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
-from redis.asyncio import Redis
-from redis.exceptions import RedisError
-
-from services.permits.clock import monotonic
-from services.permits.errors import Unavailable
-from services.permits.events import Listener, Silent
-from services.permits.keys import FleetKeys, SharedKeys
+from services.permits.caller import ScriptCaller
 from services.permits.model import (
-    Closed,
+    Answer,
     Counts,
     Demand,
     Full,
     Gone,
-    Granted,
     Held,
     KeyVersion,
-    Learning,
     LeaseRow,
-    LeaseTimes,
     Reaped,
     Ticked,
+    WaiterRow,
 )
-from services.permits.replies import lease_row, read
-from services.permits.scripts import Arg, Script, load, run
+from services.permits.replies import lease_row, waiter_row
+from services.permits.scripts import Arg
 
 # How many items one call may carry: a script that runs for milliseconds makes every other request wait.
 LEASES_PER_TICK_MAX: Final = 500
@@ -48,37 +39,13 @@ EVIDENCE_PER_ENGINE_MAX: Final = 10_000
 KEY_FIELDS: Final = ("#epoch", "#revision")
 
 
-class Store:
+class Store(ScriptCaller):
     """The scripts of one Redis, as methods. The caller owns the client and closes it."""
 
-    def __init__(
-        self,
-        client: Redis,
-        *,
-        prefix: str = "tenure",
-        times: LeaseTimes | None = None,
-        listener: Listener | None = None,
-    ) -> None:
-        """Bind to a client of this event loop; loads the scripts from disk once per process."""
-        self._client = client
-        self._times = times or LeaseTimes()
-        self._listener = listener or Silent()
-        self._scripts: Mapping[str, Script] = load()
-        self._prefix = prefix
-        self._fleet_keys: dict[str, FleetKeys] = {}
-        self.shared = SharedKeys(prefix)
-
-    def keys(self, fleet: str) -> FleetKeys:
-        """Return the key builder of a fleet."""
-        try:
-            return self._fleet_keys[fleet]
-        except KeyError:
-            return self._fleet_keys.setdefault(fleet, FleetKeys(self._prefix, fleet))
-
-    async def acquire(self, demand: Demand, *, lease: str, holder: str) -> Granted | Full | Learning | Closed:
+    async def acquire(self, demand: Demand, *, lease: str, holder: str) -> Answer:
         """Ask for one permit under the id `lease`; the same id again gets the same answer."""
         keys = self.keys(demand.fleet)
-        answer: Granted | Full | Learning | Closed = await self._run(
+        answer: Answer = await self._run(
             "acquire",
             self._named(demand.fleet, tenant_pool=keys.tenant_pool(demand.tenant), record=keys.lease(lease)),
             {
@@ -86,19 +53,32 @@ class Store:
                 "holder": holder,
                 "tenant": demand.tenant,
                 "request_id": demand.request_id,
+                "patience_ms": demand.patience_ms,
                 "engine_count": len(demand.engines),
             },
             (*demand.engines, *demand.prefixes),
         )
         return answer
 
-    async def tick(self, fleet: str, *, holder: str, leases: Sequence[Held], news: frozenset[str]) -> Ticked:
-        """Renew `leases` (at most LEASES_PER_TICK_MAX) for one ttl; those in `news` changed their phase."""
+    async def tick(
+        self,
+        fleet: str,
+        *,
+        holder: str,
+        leases: Sequence[Held],
+        news: frozenset[str],
+        waiters: Sequence[str] = (),
+    ) -> Ticked:
+        """Renew `leases` (at most LEASES_PER_TICK_MAX) for one ttl; those in `news` changed their phase.
+
+        `waiters` are the ids of those who stand in line; the answer says which of them do so no more.
+        """
         rest: list[Arg] = []
         for held in leases:
             rest += (held.lease, held.request_id, held.tenant, held.class_, held.engine, held.phase)
             rest += (held.acquired_at, int(held.cold), int(held.lease in news))
-        answer: Ticked = await self._run("tick", self._named(fleet), {"holder": holder}, rest)
+        args: dict[str, Arg] = {"holder": holder, "lease_count": len(leases)}
+        answer: Ticked = await self._run("tick", self._named(fleet), args, [*rest, *waiters])
         return answer
 
     async def downgrade(self, fleet: str, leases: Sequence[str]) -> int:
@@ -132,6 +112,25 @@ class Store:
         named = self._named(fleet, reported=self.keys(fleet).reported)
         answer: Reaped = await self._run("reap", named, {"pool_count": len(pools)}, rest)
         return answer
+
+    async def revoke(
+        self,
+        fleet: str,
+        *,
+        lease: str = "",
+        request_id: str = "",
+        tenant: str = "",
+        reason: str,
+        who: str,
+    ) -> str | None:
+        """End one request, running or waiting, by lease or request id; returns its lease, or None."""
+        args = {"lease": lease, "request_id": request_id, "tenant": tenant, "reason": reason, "who": who}
+        answer: str | None = await self._run("revoke", self._named(fleet), args, ())
+        return answer
+
+    async def line(self, fleet: str, most: int = 1000) -> list[WaiterRow]:
+        """Return up to `most` waiters, in the order of the line; changes nothing."""
+        return [waiter_row(line) for line in await self._send("line", self._named(fleet), {"most": most}, ())]
 
     async def inspect(self, fleet: str, most: int = 1000) -> list[LeaseRow]:
         """Return up to `most` live leases, the soonest to expire first; changes nothing."""
@@ -234,49 +233,6 @@ class Store:
         named = self._named(fleet, set_at=self.keys(fleet).set_at)
         changed: int = await self._run("set_limits", named, args, words)
         return changed
-
-    def _named(self, fleet: str, **more: str) -> dict[str, str]:
-        keys = self.keys(fleet)
-        return {
-            "meta": keys.meta,
-            "limits": keys.limits,
-            "total": keys.total,
-            "cold": keys.cold,
-            "gateways": keys.gateways,
-            "events": keys.events,
-            **more,
-        }
-
-    async def _run(
-        self, verb: str, keys: Mapping[str, str], args: Mapping[str, Arg], rest: Sequence[Arg]
-    ) -> Any:  # noqa: ANN401
-        return read(verb, await self._send(verb, keys, args, rest))
-
-    async def _send(
-        self, verb: str, keys: Mapping[str, str], args: Mapping[str, Arg], rest: Sequence[Arg]
-    ) -> Any:  # noqa: ANN401
-        script = self._scripts[verb]
-        times = self._times
-        named: dict[str, Arg] = {
-            # A nonce names at most one epoch, so each call brings its own.
-            "nonce": secrets.token_hex(8),
-            "tick_ms": times.tick_ms,
-            "learning_ms": times.learning_ms,
-            "ttl_ms": times.ttl_ms,
-            "provisional_ms": times.provisional_ms,
-            **args,
-        }
-        began_s = monotonic()
-        try:
-            return await self._plain(run(self._client, script, *script.arrange(keys, named, rest)))
-        finally:
-            self._listener.script(verb, monotonic() - began_s)
-
-    async def _plain(self, call: Any) -> Any:  # noqa: ANN401  (redis-py types its commands as sync-or-async)
-        try:
-            return await call
-        except (RedisError, OSError, TimeoutError) as error:
-            raise Unavailable(f"{type(error).__name__}: {error}") from error
 
 
 def _numbers(texts: Mapping[str, str]) -> dict[str, int]:

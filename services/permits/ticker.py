@@ -12,7 +12,7 @@ permits are told (lost, released) is delivered in the event loop that started th
 import asyncio
 import random
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 import structlog
@@ -24,13 +24,14 @@ from services.permits.errors import Unavailable, Unusable
 from services.permits.events import Listener
 from services.permits.flush import flush_run
 from services.permits.holdings import Holdings
-from services.permits.model import FleetPolicy, LeaseTimes
+from services.permits.model import Cut, FleetPolicy, LeaseTimes
 from services.permits.outbox import Downgrade, Evidence, Outbox, Release
 from services.permits.permit import Permit
 from services.permits.probe import probe
 from services.permits.renewal import FleetView, Renewal
 from services.permits.states import Move, State
 from services.permits.store import LEASES_PER_RELEASE_MAX, Store
+from services.permits.waiters import News, Waiters
 
 # How long a stopping process tries to hand its last releases to Redis.
 LAST_FLUSH_S: Final = 2.0
@@ -56,6 +57,7 @@ class Ticker:
     ) -> None:
         """Build everything; nothing runs before `start`."""
         self.holdings = Holdings()
+        self.waiters = Waiters()
         self.outbox = Outbox(self.wake)
         self._times = times
         self._listener = listener
@@ -70,9 +72,11 @@ class Ticker:
                 times=times,
                 store=self._store,
                 holdings=self.holdings,
+                waiters=self.waiters,
                 holder=holder,
                 listener=listener,
                 lose=self._deliver_lost,
+                tell=self._deliver_news,
             )
             for fleet, policy in fleets.items()
         }
@@ -118,6 +122,19 @@ class Ticker:
         """Tick a fleet now: its epoch changed, or Redis fell back to an older state."""
         self._renewals[fleet].due_s = 0.0
         self.wake()
+
+    def tick_waiters(self) -> None:
+        """Tick the fleets in which somebody waits: a message may have been lost."""
+        for fleet in self._renewals:
+            if self.waiters.of(fleet):
+                self.tick_soon(fleet)
+
+    def hear(self, fleet: str, news: Iterable[tuple[str, News]]) -> None:
+        """Tell waiters and holders what Redis said of them; in the owners' event loop."""
+        for lease, one in self.waiters.tell(fleet, news):
+            permit = self.holdings.get(fleet, lease) if isinstance(one, Cut) else None
+            if permit is not None and permit.on_cut is not None and isinstance(one, Cut):
+                permit.on_cut(one.reason)
 
     def suspect(self) -> None:
         """Take Redis for away until a tick succeeds: the first command after trouble is a tick."""
@@ -276,6 +293,9 @@ class Ticker:
     def _deliver_lost(self, permits: list[Permit]) -> None:
         self._to_owners(_deliver_lost, permits)
 
+    def _deliver_news(self, fleet: str, news: list[tuple[str, News]]) -> None:
+        self._to_owners(self.hear, fleet, news)
+
     def _to_owners(self, call: Callable[..., object], *args: object) -> None:
         owners = self._owners
         if owners is not None and not owners.is_closed():
@@ -294,5 +314,5 @@ def _deliver_lost(permits: list[Permit]) -> None:
     for permit in permits:
         if permit.state is State.HELD:
             permit.move(Move.LOSE)
-            if permit.on_lost is not None:
-                permit.on_lost("lease_lost")
+            if permit.on_cut is not None:
+                permit.on_cut("lease_lost")

@@ -1,0 +1,244 @@
+"""Takes one permit: asks Redis, stands in line, or decides alone while Redis is away."""
+
+import asyncio
+import itertools
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Final
+
+from services.permits.clock import monotonic
+from services.permits.errors import RefusalCode, Refused, Unavailable
+from services.permits.events import Listener
+from services.permits.model import (
+    Answer,
+    Closed,
+    Cut,
+    Demand,
+    FleetPolicy,
+    Full,
+    Granted,
+    Learning,
+    LeaseTimes,
+    Queued,
+    Stamp,
+)
+from services.permits.permit import Permit
+from services.permits.renewal import FleetView
+from services.permits.share import admit
+from services.permits.states import Move, State
+from services.permits.store import Store
+from services.permits.ticker import Ticker
+from services.permits.waiters import News
+
+# How long a new request waits for the ticker's verdict after a call to Redis failed. A blip costs nobody
+# an answer; while Redis stays away only the first requests wait at all.
+VERDICT_S: Final = 0.3
+
+
+class Acquirer:
+    """One per gate; runs in the gate's event loop."""
+
+    def __init__(
+        self,
+        *,
+        store: Store,
+        ticker: Ticker,
+        holder: str,
+        times: LeaseTimes,
+        fleets: Mapping[str, FleetPolicy],
+        listener: Listener,
+    ) -> None:
+        """Use what the gate owns."""
+        self._store = store
+        self._ticker = ticker
+        self._holder = holder
+        self._times = times
+        self._fleets = fleets
+        self._listener = listener
+        self._sequence = itertools.count(1)
+        self._down_since_s: float | None = None
+
+    async def take(self, demand: Demand) -> Permit:
+        """Take a permit that the caller must close; see `Gate.hold` for what may be raised."""
+        permit = Permit(f"{self._holder}~{demand.tail or next(self._sequence)}", demand, self._ticker)
+        answer = await (self._queue(permit) if demand.patience_ms else self._ask(permit))
+        if isinstance(answer, Full | Learning | Closed):
+            permit.move(Move.REFUSE)
+            raise self._refusal(demand.fleet, answer)
+        return permit
+
+    async def _queue(self, permit: Permit) -> Answer | None:
+        """Ask, and stand in line for as long as the demand's patience lasts."""
+        waiters, fleet = self._ticker.waiters, permit.fleet
+        give_up_s = monotonic() + permit.demand.patience_ms / 1000
+        try:
+            while True:
+                # Before the call: the grant may be published before its answer is read.
+                future = waiters.join(fleet, permit.id)
+                answer = await self._ask(permit)
+                if not isinstance(answer, Queued) or await self._stand_in_line(permit, future, give_up_s):
+                    return answer
+                # Redis lost the line; what is left of the patience is spent in the new one.
+                left_ms = int((give_up_s - monotonic()) * 1000)
+                permit.demand = replace(permit.demand, patience_ms=max(1, left_ms))
+        finally:
+            waiters.leave(fleet, permit.id)
+
+    async def _ask(self, permit: Permit) -> Answer | None:
+        """Ask Redis, shielded from the caller's cancellation; None: decided without Redis."""
+        asking = asyncio.create_task(self._ask_twice(permit))
+        try:
+            return await asyncio.shield(asking)
+        except asyncio.CancelledError:
+            if permit.state is State.HELD:
+                # The answer came in the same turn of the loop as the cancellation.
+                permit.close()
+            else:
+                # The call itself goes on: cutting it would leave its reply to the connection's next user.
+                permit.move(Move.LEAVE)
+                asking.add_done_callback(lambda asked: self._give_up(permit, asked))
+            raise
+        except Unavailable:
+            self._take_share(permit)
+            return None
+
+    async def _ask_twice(self, permit: Permit) -> Answer:
+        """Ask once more after a failure that the ticker could mend; never cancelled."""
+        try:
+            return await self._ask_once(permit)
+        except Unavailable:
+            self._suspect()
+            await self._verdict()
+            # The same id: if the first call was carried out after all, this one gets its answer.
+            return await self._ask_once(permit)
+
+    async def _ask_once(self, permit: Permit) -> Answer:
+        await self._verdict()
+        fleet = permit.fleet
+        view = self._ticker.view(fleet)
+        sent_s = monotonic()
+        answer = await self._store.acquire(permit.demand, lease=permit.id, holder=self._holder)
+        self._notice(fleet, view, answer.stamp)
+        if isinstance(answer, Granted):
+            self._hold(permit, answer, sent_s, "granted")
+        return answer
+
+    async def _stand_in_line(self, permit: Permit, future: "asyncio.Future[News]", give_up_s: float) -> bool:
+        """Wait for the grant; True: held. False: the line was lost. Raises Refused when patience ends."""
+        fleet = permit.fleet
+        try:
+            async with asyncio.timeout(max(0.0, give_up_s - monotonic())):
+                news = await future
+        except TimeoutError:
+            self._step_out(permit)
+            message = "no place came free while it stood in line"
+            raise self._refused(fleet, Refused("queue_timeout", message=message)) from None
+        except asyncio.CancelledError:
+            self._step_out(permit)
+            raise
+        match news:
+            case Granted():
+                # Granted by somebody else's script: as long ago as a tick, when its message was lost.
+                self._hold(permit, news, monotonic() - self._times.tick_ms / 1000, "queued")
+                return True
+            case Cut(reason=reason):
+                self._step_out(permit)
+                raise self._refused(
+                    fleet, Refused("queue_timeout", message=f"ended while it waited: {reason}")
+                )
+            case _:
+                return False
+
+    def _hold(self, permit: Permit, answer: Granted, sent_s: float, outcome: str) -> None:
+        permit.granted(answer, deadline_s=sent_s + self._times.provisional_ms / 1000)
+        if permit.state is State.HELD:
+            self._ticker.enroll(permit)
+            self._listener.admission(permit.fleet, outcome)
+
+    def _step_out(self, permit: Permit) -> None:
+        """Leave the line; whatever was granted meanwhile goes to the next in the same script."""
+        permit.move(Move.LEAVE)
+        self._release_blind(permit)
+
+    async def _verdict(self) -> None:
+        """Return when Redis is up; raise Unavailable when it has been away for longer than VERDICT_S."""
+        if self._ticker.up.is_set():
+            self._down_since_s = None
+            return
+        now_s = monotonic()
+        if self._down_since_s is None:
+            self._down_since_s = now_s
+        try:
+            async with asyncio.timeout(max(0.0, self._down_since_s + VERDICT_S - now_s)):
+                await self._ticker.up.wait()
+        except TimeoutError:
+            raise Unavailable("Redis does not answer") from None
+
+    def _suspect(self) -> None:
+        if self._down_since_s is None:
+            self._down_since_s = monotonic()
+        self._ticker.suspect()
+
+    def _notice(self, fleet: str, view: FleetView | None, stamp: Stamp) -> None:
+        """Tick at once when Redis lost its data, or is an older copy of itself, since the last tick."""
+        if view is not None and (stamp.epoch != view.epoch or stamp.grant < view.grant):
+            self._ticker.tick_soon(fleet)
+
+    def _take_share(self, permit: Permit) -> None:
+        """Decide without Redis, as the fleet's policy says."""
+        fleet = permit.fleet
+        view = self._ticker.view(fleet)
+        if self._fleets[fleet].redis_loss == "closed" or view is None or view.learning_s > 0:
+            self._step_out(permit)
+            message = "admission is unavailable: Redis does not answer"
+            raise self._refused(fleet, Refused("admission_unavailable", message=message))
+        answer = admit(permit.demand, view, self._ticker.holdings.of(fleet))
+        if isinstance(answer, Full):
+            self._step_out(permit)
+            raise self._refusal(fleet, answer)
+        permit.granted(answer, deadline_s=monotonic() + self._times.ttl_ms / 1000)
+        self._ticker.enroll(permit)
+        self._listener.admission(fleet, "granted")
+
+    def _give_up(self, permit: Permit, asked: "asyncio.Task[Answer]") -> None:
+        """Give back what a caller who left was granted, or may have been."""
+        if asked.cancelled() or asked.exception() is not None or isinstance(asked.result(), Queued):
+            self._release_blind(permit)
+        elif isinstance(asked.result(), Granted):
+            self._ticker.freed(permit)
+        else:
+            permit.move(Move.REFUSE)
+
+    def _release_blind(self, permit: Permit) -> None:
+        """Release an id whose acquire may or may not have been carried out."""
+        permit.move(Move.GRANT)
+        self._ticker.freed(permit)
+
+    def _refusal(self, fleet: str, answer: Full | Learning | Closed) -> Refused:
+        match answer:
+            case Full(pool=pool, in_use=in_use, limit=limit, waiting=waiting, gap_ms=gap_ms):
+                refused = Refused(
+                    _code_of(pool), pool=pool, in_use=in_use, limit=limit, waiting=waiting, gap_ms=gap_ms
+                )
+            case Learning(left_ms=left_ms):
+                message = (
+                    f"fleet {fleet} is finding out what runs after Redis lost its data; {left_ms} ms left"
+                )
+                refused = Refused("recovering", wait_ms=left_ms, message=message)
+            case Closed():
+                refused = Refused(
+                    "admission_unavailable", message=f"fleet {fleet} has no limits in Redis yet"
+                )
+        return self._refused(fleet, refused)
+
+    def _refused(self, fleet: str, refused: Refused) -> Refused:
+        self._listener.admission(fleet, refused.code)
+        return refused
+
+
+def _code_of(pool: str) -> RefusalCode:
+    if pool == "cold":
+        return "cold_pool_full"
+    if pool == "line":
+        return "line_full"
+    return "tenant_quota" if pool.startswith("tenant:") else "total_pool_full"

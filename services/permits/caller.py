@@ -1,0 +1,88 @@
+"""Runs scripts by the names in their headers. The verbs, with their types, are in `store.py`."""
+
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from services.permits.clock import monotonic
+from services.permits.errors import Unavailable
+from services.permits.events import Listener, Silent
+from services.permits.keys import FleetKeys, SharedKeys
+from services.permits.model import LeaseTimes
+from services.permits.replies import read
+from services.permits.scripts import Arg, Script, load, run
+
+
+class ScriptCaller:
+    """One Redis client with the scripts, the keys and the times that every call needs."""
+
+    def __init__(
+        self,
+        client: Redis,
+        *,
+        prefix: str = "tenure",
+        times: LeaseTimes | None = None,
+        listener: Listener | None = None,
+    ) -> None:
+        """Bind to a client of this event loop; loads the scripts from disk once per process."""
+        self._client = client
+        self._times = times or LeaseTimes()
+        self._listener = listener or Silent()
+        self._scripts: Mapping[str, Script] = load()
+        self._prefix = prefix
+        self._fleet_keys: dict[str, FleetKeys] = {}
+        self.shared = SharedKeys(prefix)
+
+    def keys(self, fleet: str) -> FleetKeys:
+        """Return the key builder of a fleet."""
+        try:
+            return self._fleet_keys[fleet]
+        except KeyError:
+            return self._fleet_keys.setdefault(fleet, FleetKeys(self._prefix, fleet))
+
+    def _named(self, fleet: str, **more: str) -> dict[str, str]:
+        keys = self.keys(fleet)
+        return {
+            "meta": keys.meta,
+            "limits": keys.limits,
+            "total": keys.total,
+            "cold": keys.cold,
+            "gateways": keys.gateways,
+            "events": keys.events,
+            "waiting": keys.waiting,
+            **more,
+        }
+
+    async def _run(
+        self, verb: str, keys: Mapping[str, str], args: Mapping[str, Arg], rest: Sequence[Arg]
+    ) -> Any:  # noqa: ANN401
+        return read(verb, await self._send(verb, keys, args, rest))
+
+    async def _send(
+        self, verb: str, keys: Mapping[str, str], args: Mapping[str, Arg], rest: Sequence[Arg]
+    ) -> Any:  # noqa: ANN401
+        script = self._scripts[verb]
+        times = self._times
+        named: dict[str, Arg] = {
+            # A nonce names at most one epoch, so each call brings its own.
+            "nonce": secrets.token_hex(8),
+            "tick_ms": times.tick_ms,
+            "learning_ms": times.learning_ms,
+            "ttl_ms": times.ttl_ms,
+            "provisional_ms": times.provisional_ms,
+            **args,
+        }
+        began_s = monotonic()
+        try:
+            return await self._plain(run(self._client, script, *script.arrange(keys, named, rest)))
+        finally:
+            self._listener.script(verb, monotonic() - began_s)
+
+    async def _plain(self, call: Any) -> Any:  # noqa: ANN401  (redis-py types its commands as sync-or-async)
+        try:
+            return await call
+        except (RedisError, OSError, TimeoutError) as error:
+            raise Unavailable(f"{type(error).__name__}: {error}") from error
