@@ -13,7 +13,7 @@ from services.settings.load import load
 from services.settings.seed import lease_times
 from tests.support.answers import Stream
 from tests.support.burst import burst
-from tests.support.client import CHAT, Call, chat_body
+from tests.support.client import Call, chat_body
 from tests.support.config_file import FLEET, key_of
 from tests.support.waiting import wait_until
 
@@ -186,11 +186,12 @@ class Ends:
             self.lines += [line for line in lines if line.get("client_request_id") == self.tag]
         return self.lines
 
-    async def call(self, url: str, tenant: str = "acme", *, path: str = CHAT, body: Any = None) -> Call:
-        """Send a request with the tag, by default for a stream."""
+    async def call(self, url: str, tenant: str = "acme", *, body: Any = None, **request: Any) -> Call:
+        """Send a request with the tag, by default for a stream; `request` is what `Call.start` takes."""
         content = chat_body() if body is None else body
-        tag = (("x-request-id", self.tag),)
-        return await Call.start(url, path=path, key=key_of(tenant), body=content, headers=tag)
+        tag = ("x-request-id", self.tag)
+        headers = (*request.pop("headers", ()), tag)
+        return await Call.start(url, key=key_of(tenant), body=content, headers=headers, **request)
 
     async def reach(self, count: int) -> list[dict[str, Any]]:
         """Wait for `count` lines and return them; more than that fails."""
