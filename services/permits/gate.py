@@ -44,6 +44,9 @@ T = TypeVar("T")
 # How long a new request waits for the ticker's verdict after a call to Redis failed. A blip costs nobody
 # an answer; while Redis stays away only the first requests wait at all.
 VERDICT_S: Final = 0.3
+# A gate's connections to Redis; so many of them are kept free of acquires, for counts and moves.
+CONNECTIONS_MAX: Final = 20
+CONNECTIONS_SPARE: Final = 4
 
 
 class Gate:
@@ -58,6 +61,7 @@ class Gate:
         times: LeaseTimes,
         fleets: Mapping[str, FleetPolicy],
         listener: Listener,
+        acquires_at_once_max: int = CONNECTIONS_MAX - CONNECTIONS_SPARE,
     ) -> None:
         """Use `open_gate`, which also starts the ticker."""
         self.holder = holder
@@ -68,6 +72,8 @@ class Gate:
         self._listener = listener
         self._sequence = itertools.count(1)
         self._down_since_s: float | None = None
+        # A burst waits here, in order, and not for a connection: that wait is short and its end an outage.
+        self._turns = asyncio.Semaphore(acquires_at_once_max)
 
     def hold(self, demand: Demand) -> "Hold":
         """Return a context manager whose entry takes a permit and whose exit gives it back.
@@ -157,8 +163,9 @@ class Gate:
         await self._verdict()
         fleet = permit.fleet
         view = self._ticker.view(fleet)
-        sent_s = monotonic()
-        answer = await self._store.acquire(permit.demand, lease=permit.id, holder=self.holder)
+        async with self._turns:
+            sent_s = monotonic()
+            answer = await self._store.acquire(permit.demand, lease=permit.id, holder=self.holder)
         self._notice(fleet, view, answer.stamp)
         if isinstance(answer, Granted):
             permit.granted(answer, deadline_s=sent_s + self._times.provisional_ms / 1000)
@@ -289,7 +296,7 @@ async def open_gate(
     times: LeaseTimes | None = None,
     keys: Mapping[str, str] | None = None,
     listener: Listener | None = None,
-    max_connections: int = 20,
+    max_connections: int = CONNECTIONS_MAX,
 ) -> AsyncIterator[Gate]:
     """Connect, start renewing, and yield the gate; on the way out flush what is left and stop.
 
@@ -315,7 +322,13 @@ async def open_gate(
         await ticker.start()
         try:
             yield Gate(
-                store=store, ticker=ticker, holder=holder, times=times, fleets=fleets, listener=listener
+                store=store,
+                ticker=ticker,
+                holder=holder,
+                times=times,
+                fleets=fleets,
+                listener=listener,
+                acquires_at_once_max=max(1, max_connections - CONNECTIONS_SPARE),
             )
         finally:
             await asyncio.shield(ticker.stop())
