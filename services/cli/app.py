@@ -1,6 +1,8 @@
 """The command line itself: every command, its options, and what it calls. Thin on purpose."""
 
 import asyncio
+import shutil
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
@@ -8,6 +10,7 @@ from typing import Annotated
 import typer
 
 from services.cli.failure import Failure
+from services.cli.place import shown
 from services.settings.load import find_config, load
 from services.settings.schema import Settings
 
@@ -50,6 +53,7 @@ def up(
     as_json: Json = False,
 ) -> None:
     """Start everything on this machine: Redis, an engine, gateways and a reaper. Ctrl-C stops all of it."""
+    from services.cli.greeting import Report
     from services.cli.plan import Wishes
     from services.cli.up import up as go
 
@@ -62,7 +66,8 @@ def up(
         engines=engine or (),
         config=config,
     )
-    asyncio.run(go(wishes, _environ(context), as_json=as_json))
+    report = Report(as_json=as_json, program=_program())
+    asyncio.run(go(wishes, _environ(context), report))
 
 
 @app.command()
@@ -76,18 +81,13 @@ def gateway(
     redis_url: RedisUrl = None,
 ) -> None:
     """Run one gateway replica until SIGTERM; it drains first."""
-    from services.gateway.server import run
+    from services.gateway.__main__ import run
 
     settings = _settings(context, config, redis_url)
-    section = settings.gateway
-    raise typer.Exit(
-        run(
-            settings,
-            host=section.host if host is None else host,
-            port=section.port if port is None else port,
-            name=section.name if name is None else name,
-        )
-    )
+    try:
+        raise typer.Exit(run(settings, host=host, port=port, name=name))
+    except OSError as error:
+        raise Failure(str(error)) from error
 
 
 @app.command()
@@ -178,6 +178,15 @@ def doctor(
 
     healthy = asyncio.run(diagnose(config, _environ(context), redis_url=redis_url, as_json=as_json))
     raise typer.Exit(0 if healthy else 1)
+
+
+def _program() -> str:
+    """Return how the user can call this command again, from here."""
+    called = Path(sys.argv[0])
+    if called.name != "tenure":
+        return "python -m services.cli"
+    found = shutil.which("tenure")
+    return "tenure" if found and Path(found).samefile(called) else shown(called)
 
 
 def _environ(context: typer.Context) -> Mapping[str, str]:

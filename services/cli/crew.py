@@ -21,12 +21,16 @@ _POLL_S: Final = 0.05
 
 
 class Crew:
-    """Owns the children. `gateways` are drained before anything that they depend on is stopped."""
+    """Owns the children: `gateways`, the `helpers` beside them, and the `servers` that all depend on.
+
+    They are stopped in this order, so that a draining gateway finds everything that it needs.
+    """
 
     def __init__(self, *, logs: Path, environ: Mapping[str, str], say: Say) -> None:
         """Own nobody yet."""
         self.gateways: list[Child] = []
-        self.others: list[Child] = []
+        self.helpers: list[Child] = []
+        self.servers: list[Child] = []
         self._logs = logs
         self._environ = {**environ, "PYTHONPATH": _import_root(), "PYTHONUNBUFFERED": "1"}
         self._say = say
@@ -34,29 +38,30 @@ class Crew:
 
     @property
     def all(self) -> tuple[Child, ...]:
-        """Everybody, in the order of hiring, gateways last."""
-        return (*self.others, *self.gateways)
+        """Everybody."""
+        return (*self.servers, *self.helpers, *self.gateways)
 
-    async def hire(self, name: str, command: Sequence[str], *, gateway: bool = False) -> Child:
-        """Start a process and own it from here on. Raises Failure when it cannot be executed."""
+    async def hire(self, name: str, command: Sequence[str], among: list[Child]) -> Child:
+        """Start a process and own it from here on, as one of `among`. Raises Failure."""
         log = self._logs / f"{name.replace(' ', '-')}.log"
         log.write_bytes(b"")
         child = Child(name, command, log=log, environ=self._environ, say=self._say)
-        (self.gateways if gateway else self.others).append(child)
         try:
             await child.start()
         except OSError as error:
             raise Failure(f"cannot start {command[0]}: {error.strerror}") from error
+        among.append(child)
         return child
 
-    async def hire_python(self, name: str, module: str, *arguments: str, gateway: bool = False) -> Child:
+    async def hire_python(self, name: str, module: str, *arguments: str, among: list[Child]) -> Child:
         """Start a module of ours with this interpreter."""
         # -P: a folder called `services` where the user happens to stand must not be imported.
-        return await self.hire(name, [sys.executable, "-P", "-m", module, *arguments], gateway=gateway)
+        return await self.hire(name, [sys.executable, "-P", "-m", module, *arguments], among)
 
-    def dismiss(self, child: Child) -> None:
-        """Forget a process that has ended."""
-        self.others.remove(child)
+    async def dismiss(self, child: Child) -> None:
+        """Stop one of the servers and forget it."""
+        self.servers.remove(child)
+        await child.end(within_s=STOP_WITHIN_S)
 
     def watch(self) -> None:
         """From here on, start again whoever dies."""
@@ -68,9 +73,8 @@ class Crew:
             watch.cancel()
         await asyncio.gather(*self._watches, return_exceptions=True)
         await self._drain(drain_s, hurry)
-        # The last one hired is the first to go: the server that all depend on was hired first.
-        for child in reversed(self.others):
-            await child.end(within_s=STOP_WITHIN_S)
+        for rank in (self.helpers, self.servers):
+            await asyncio.gather(*(child.end(within_s=STOP_WITHIN_S) for child in rank))
 
     async def _drain(self, drain_s: float, hurry: asyncio.Event) -> None:
         for gateway in self.gateways:

@@ -46,9 +46,8 @@ def _examine_config(
         return settings, [note("config", "no file: no $TENURE_CONFIG, tenure.toml or .tenure/tenure.toml")]
     if not settings.fleets:
         return settings, [problem("config", f"{path} names no fleet", "add [fleets.NAME]")]
-    return settings, [
-        fine("config", f"{path}: {len(settings.fleets)} fleets, {len(settings.tenants)} tenants")
-    ]
+    names = ", ".join(sorted(settings.fleets))
+    return settings, [fine("config", f"{path}: fleets {names}; {len(settings.tenants)} tenants")]
 
 
 def _print(findings: Sequence[Finding], problems: int) -> None:

@@ -11,8 +11,9 @@ from typing import Any, Final
 
 from redis.asyncio import Redis
 from redis.crc import key_slot
-from redis.exceptions import RedisError
+from redis.exceptions import AuthenticationError, RedisError, ResponseError
 
+from services.cli.failure import address, why
 from services.cli.findings import Finding, fine, note, problem
 from services.permits.connect import connect
 from services.permits.errors import PermitError
@@ -34,7 +35,7 @@ async def why_scripts_fail(url: str) -> str:
         try:
             await client.eval(_FLAGGED_SCRIPT, 0)
         except (RedisError, OSError) as error:
-            return f"does not run scripts with `#!lua` flags ({_line(error)})"
+            return f"does not run scripts with `#!lua` flags ({why(error)})"
     return ""
 
 
@@ -43,15 +44,13 @@ async def examine_redis(settings: Settings) -> list[Finding]:
     async with _client(settings.redis.url) as client:
         try:
             info: Info = await client.info()
+        except (AuthenticationError, ResponseError) as error:
+            refusal = f"{address(settings.redis.url)} refuses us ({why(error)})"
+            return [problem("redis.reachable", refusal, "correct user and password in redis.url")]
         except (RedisError, OSError) as error:
-            return [
-                problem(
-                    "redis.reachable",
-                    f"{_shown(client)} does not answer ({_line(error)})",
-                    "start it, or correct redis.url or --redis-url",
-                )
-            ]
-        findings = [fine("redis.reachable", f"{_shown(client)} answers")]
+            silence = f"{address(settings.redis.url)} does not answer ({why(error)})"
+            return [problem("redis.reachable", silence, "start it, or correct redis.url or --redis-url")]
+        findings = [fine("redis.reachable", f"{address(settings.redis.url)} answers")]
         async with aclosing(_questions(client, info, settings)) as questions:
             findings += [finding async for finding in questions]
         return findings
@@ -80,13 +79,13 @@ async def _features(client: Redis, info: Info) -> Finding:
     try:
         await client.eval(_FLAGGED_SCRIPT, 0)
     except (RedisError, OSError) as error:
-        return too_old(check, str(info.get("redis_version", "?")), _line(error))
+        return too_old(check, str(info.get("redis_version", "?")), why(error))
     return fine(check, "runs scripts with `#!lua` flags")
 
 
 def too_old(check: str, version: str, error: str) -> Finding:
     """Say that a server cannot run our scripts: it is too old, or its user may not."""
-    if "unknown command" in error.lower() or "noperm" in error.lower():
+    if "unknown command" in error.lower() or "permission" in error.lower():
         return problem(check, f"scripts may not be run ({error})", "allow this user EVAL and EVALSHA (ACL)")
     return problem(
         check,
@@ -143,7 +142,7 @@ async def _clock(client: Redis) -> Finding:
     try:
         seconds, micros = await client.time()
     except (RedisError, OSError) as error:
-        return problem("redis.clock", f"TIME is refused ({_line(error)})", "allow TIME to this user (ACL)")
+        return problem("redis.clock", f"TIME is refused ({why(error)})", "allow TIME to this user (ACL)")
     skew_s = seconds + micros / 1e6 - datetime.now(UTC).timestamp()
     return note("redis.clock", f"{skew_s:+.3f} s from this machine's; leases run on Redis's clock alone")
 
@@ -171,7 +170,7 @@ async def _fleet_scripts(client: Redis, fleet: str, settings: Settings) -> Findi
     except PermitError as error:
         return problem(
             check,
-            f"its keys cannot be read ({_line(error)})",
+            f"its keys cannot be read ({why(error)})",
             "see the line above, or delete what is not ours",
         )
     if not counts.limits:
@@ -190,13 +189,3 @@ async def _client(url: str) -> AsyncIterator[Redis]:
         yield client
     finally:
         await client.aclose()
-
-
-def _shown(client: Redis) -> str:
-    """Name the server without its password."""
-    where = client.connection_pool.connection_kwargs
-    return str(where.get("path") or f"{where.get('host')}:{where.get('port', 6379)}")
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split())

@@ -43,7 +43,7 @@ async def start_embedded(crew: Crew, directory: Path, *, search_path: str) -> Em
     for binary in _candidates(search_path):
         port = free_port()
         try:
-            child = await crew.hire(_NAME, _command(binary, port, directory))
+            child = await crew.hire(_NAME, _command(binary, port, directory), crew.servers)
         except Failure as failure:
             rejected.append(str(failure))
             continue
@@ -51,8 +51,7 @@ async def start_embedded(crew: Crew, directory: Path, *, search_path: str) -> Em
         why = await _why_unusable(server)
         if not why:
             return server
-        await child.end(within_s=START_WITHIN_S)
-        crew.dismiss(child)
+        await crew.dismiss(child)
         rejected.append(f"{binary}: {why}")
     tried = f" ({'; '.join(rejected)})" if rejected else ""
     raise Failure(

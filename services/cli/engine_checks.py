@@ -7,6 +7,7 @@ from typing import Any, Final, Literal
 
 import httpx
 
+from services.cli.failure import why
 from services.cli.findings import Finding, fine, problem
 from services.settings.schema import Engine, Settings
 
@@ -66,8 +67,7 @@ async def _examine(fleet: str, engine: Engine) -> Finding:
             return problem(check, f"{engine.url} refuses our key ({status})", f"set api_key in {field}")
         return problem(check, f"{engine.url} answers {status}", f"see the engine's log, or correct {field}")
     except httpx.HTTPError as error:
-        why = " ".join(str(error).split()) or type(error).__name__
-        return problem(check, f"{engine.url} does not answer ({why})", f"start it, or correct {field}")
+        return problem(check, f"{engine.url} does not answer ({why(error)})", f"start it, or correct {field}")
     shown = ", ".join(facts.models[:_MODELS_SHOWN]) or "no list of models"
     return fine(check, f"{engine.url} answers: {shown}")
 

@@ -1,5 +1,26 @@
 """How a command fails: one clear line on stderr and exit code 1."""
 
+import os
+from urllib.parse import urlsplit
+
 
 class Failure(Exception):
     """The check or call failed. The message is one line with the cause and the cure."""
+
+
+def why(error: BaseException) -> str:
+    """Return the reason of a network error in words: the system's own where there is one, on one line."""
+    at: BaseException | None = error
+    while at is not None:
+        if isinstance(at, OSError) and at.errno:
+            return os.strerror(at.errno).lower()
+        at = at.__cause__ or at.__context__
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def address(url: str) -> str:
+    """Return where a Redis URL leads, without user and password."""
+    parts = urlsplit(url)
+    if parts.scheme == "unix":
+        return parts.path
+    return f"{parts.hostname}:{parts.port or 6379}"

@@ -7,10 +7,11 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from services.cli.embedded import Embedded
-from services.cli.place import Place
+from services.cli.place import Place, shown
 from services.cli.plan import Plan
 from services.cli.shown import print_json, print_line
 from services.permits.scripts import LUA_DIR
@@ -34,9 +35,10 @@ class Started:
 class Report:
     """Speaks for one `tenure up`: results on stdout, everything else on stderr when that is JSON."""
 
-    def __init__(self, *, as_json: bool) -> None:
-        """Say nothing yet."""
+    def __init__(self, *, as_json: bool, program: str) -> None:
+        """Say nothing yet; `program` is how the user calls us."""
         self._as_json = as_json
+        self._program = program
 
     def started(self, started: Started) -> None:
         """Say where everything is."""
@@ -44,7 +46,7 @@ class Report:
             print_json(_view(started))
             sys.stdout.flush()
             return
-        for line in _lines(started):
+        for line in _lines(started, self._program):
             print_line(line)
 
     def event(self, text: str) -> None:
@@ -57,7 +59,7 @@ class Report:
 
     def stopping(self) -> None:
         """Say that the gateways drain."""
-        self.event("draining: live streams may finish; Ctrl-C again to cut them")
+        self.event("draining: live streams may finish; Ctrl-C again cuts them")
 
     def stopped(self) -> None:
         """Say that nothing is left."""
@@ -80,23 +82,28 @@ def _view(started: Started) -> dict[str, Any]:
     }
 
 
-def _lines(started: Started) -> list[str]:
-    plan, place, pids = started.plan, started.place, started.pids
-    addresses = [(gateway.name, gateway.url, pids[gateway.name]) for gateway in plan.gateways]
-    addresses.append(("reaper", f"{plan.reaper.url}/metrics", pids["reaper"]))
-    if plan.engine:
-        addresses.append(("engine", f"{plan.engine.url}  (simulated)", pids["engine"]))
-    if started.server:
-        addresses.append(("redis", f"{started.server.url}  ({started.server.binary})", pids["redis"]))
-    lines = ["Tenure is up.", ""]
-    lines += [f"  {name:<12}{url}  pid {pid}" for name, url, pid in addresses]
-    lines += ["", f"  {'config':<12}{place.shown(place.config)}", f"  {'logs':<12}{place.shown(place.logs)}/"]
+def _lines(started: Started, program: str) -> list[str]:
+    plan, place = started.plan, started.place
+    lines = ["Tenure is up.", "", *_addresses(started), ""]
+    lines += [f"  {'config':<12}{shown(place.config)}", f"  {'logs':<12}{shown(place.logs)}/"]
     if plan.key:
-        lines.append(f"  {'demo key':<12}{plan.key}   (also in {place.shown(place.demo_key)})")
+        lines.append(f"  {'demo key':<12}{plan.key}   (also in {shown(place.demo_key)})")
     lines += [f"  {'note':<12}{remark}" for remark in plan.remarks]
     lines += ["", "Stream through a gateway:", "", f"  {_curl(plan)}", "", "In a second terminal:", ""]
-    lines += [f"  {command:<60}{what}" for command, what in _hints(started)]
-    return [*lines, "", "Ctrl-C drains and stops everything."]
+    # A shell takes what follows # for a comment, so whole lines can be pasted.
+    lines += [f"  {command:<34}  # {what}" for command, what in _hints(started, program)]
+    return [*lines, "", "Ctrl-C drains and stops everything.", ""]
+
+
+def _addresses(started: Started) -> list[str]:
+    plan = started.plan
+    rows = [(gateway.name, gateway.url, "") for gateway in plan.gateways]
+    rows.append(("reaper", plan.reaper.url, "/healthz /readyz /metrics"))
+    if plan.engine:
+        rows.append(("engine", plan.engine.url, "simulated"))
+    if started.server:
+        rows.append(("redis", started.server.url, started.server.binary))
+    return [f"  {name:<12}{url:<30}pid {started.pids[name]:<9}{more}".rstrip() for name, url, more in rows]
 
 
 def _curl(plan: Plan) -> str:
@@ -110,24 +117,24 @@ def _curl(plan: Plan) -> str:
     )
 
 
-def _hints(started: Started) -> list[tuple[str, str]]:
+def _hints(started: Started, program: str) -> list[tuple[str, str]]:
     plan, place = started.plan, started.place
     # Another file that is found first would lead the second terminal to another Redis.
-    config = "" if find_config(None, {}) == place.config else f" --config {place.shown(place.config)}"
+    found = find_config(None, {})
+    same = found is not None and found.resolve() == place.config.resolve()
+    config = "" if same else f" --config {shown(place.config)}"
     hints = [
-        (f"tenure leases{config}", "who holds what, since when, for how long"),
-        (f"tenure fleets{config}", "what is in use, pool by pool"),
-        (f"tenure doctor{config}", "what is wrong, and how to put it right"),
+        (f"{program} leases{config}", "who holds what, since when, for how long"),
+        (f"{program} fleets{config}", "what is in use, pool by pool"),
+        (f"{program} doctor{config}", "what is wrong, and how to put it right"),
     ]
     fleet = next(iter(started.settings.fleets))
     if started.server and (redis_cli := shutil.which("redis-cli") or shutil.which("valkey-cli")):
-        name = redis_cli.rsplit("/", 1)[-1]
         meta = shlex.quote(f"{started.settings.redis.prefix}:{{{fleet}}}:meta")
-        script = place.shown(LUA_DIR / "inspect.lua")
-        command = f"{name} -p {started.server.port} --eval {script} {meta}"
+        script = shown(LUA_DIR / "inspect.lua")
+        command = f"{Path(redis_cli).name} -p {started.server.port} --eval {script} {meta}"
         hints.append((command, "the leases, from Redis alone"))
     victim = plan.gateways[-1]
-    hints.append(
-        (f"kill -9 {started.pids[victim.name]}", f"{victim.name} dies; its leases come back by themselves")
-    )
+    kill = f"kill -9 {started.pids[victim.name]}"
+    hints.append((kill, f"{victim.name} dies; its leases come back by themselves"))
     return hints

@@ -34,6 +34,7 @@ def check_free(listeners: Sequence[Listener]) -> None:
                 f" choose another with {listener.option}"
             )
         wanted[listener.port] = listener
+    for listener in listeners:
         _check_free(listener)
 
 
@@ -48,10 +49,10 @@ def _check_free(listener: Listener) -> None:
                 f"port {listener.port} of {listener.name} is out of range: {listener.option}"
             ) from None
         except OSError as error:
-            why = "is in use" if error.errno == errno.EADDRINUSE else f"cannot be used ({error.strerror})"
-            raise Failure(
-                f"port {listener.port} ({listener.name}) {why}: free it, or choose with {listener.option}"
-            ) from None
+            taken = error.errno == errno.EADDRINUSE
+            state = "is in use" if taken else f"cannot be used ({error.strerror})"
+            cure = f"free it, or choose another with {listener.option}"
+            raise Failure(f"port {listener.port} ({listener.name}) {state}: {cure}") from None
 
 
 def free_port() -> int:

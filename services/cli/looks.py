@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 from dataclasses import asdict
 from typing import Any, Final
 
-from services.cli.failure import Failure
+from services.cli.failure import Failure, address, why
 from services.cli.shown import print_json, print_rows
 from services.permits.connect import connect
 from services.permits.errors import Unavailable
@@ -68,8 +68,9 @@ async def _store(settings: Settings) -> AsyncIterator[Store]:
     try:
         yield Store(client, prefix=settings.redis.prefix, times=lease_times(settings))
     except Unavailable as error:
+        where = address(settings.redis.url)
         raise Failure(
-            f"Redis cannot be asked ({error}): is it running? `tenure doctor` looks closer"
+            f"Redis at {where} does not answer ({why(error)}): start it, or correct redis.url"
         ) from error
     finally:
         await client.aclose()

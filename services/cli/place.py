@@ -41,11 +41,12 @@ class Place:
         """The embedded server's working directory."""
         return self.root / "redis"
 
-    def shown(self, path: Path) -> str:
-        """Return `path` as a person would type it here."""
-        with contextlib.suppress(ValueError):
-            path = path.relative_to(Path.cwd())
-        return shlex.quote(str(path))
+
+def shown(path: Path) -> str:
+    """Return `path` as a person would type it here."""
+    with contextlib.suppress(ValueError):
+        path = path.absolute().relative_to(Path.cwd())
+    return shlex.quote(str(path))
 
 
 def write_private(path: Path, text: str) -> None:

@@ -10,7 +10,7 @@ from typing import Any, Final
 import httpx
 
 from services.cli.engine_checks import Facts, ask
-from services.cli.failure import Failure
+from services.cli.failure import Failure, why
 from services.cli.listeners import Listener, check_free, free_port
 from services.settings.load import DEFAULT_FILES, find_config, load
 from services.settings.schema import Settings
@@ -142,8 +142,7 @@ async def _facts(url: str, remarks: list[str]) -> Facts:
     try:
         return await ask(url.rstrip("/"))
     except httpx.HTTPError as error:
-        why = " ".join(str(error).split()) or type(error).__name__
-        remarks.append(f"the engine {url} does not answer yet ({why})")
+        remarks.append(f"the engine {url} does not answer yet ({why(error)})")
     except (httpx.InvalidURL, UnicodeError):
         pass  # the settings refuse it, with what to write instead
     return Facts()

@@ -36,7 +36,8 @@ def _value(value: Value) -> str:
         case int():
             return str(value)
         case Mapping():
-            return "{ " + ", ".join(f"{_key(name)} = {_value(inner)}" for name, inner in value.items()) + " }"
+            pairs = ", ".join(f"{_key(name)} = {_value(inner)}" for name, inner in value.items())
+            return f"{{ {pairs} }}" if pairs else "{}"
         case _:
             return "[" + ", ".join(_value(inner) for inner in value) + "]"
 

@@ -13,7 +13,7 @@ from services.cli.doctor import examine_redis
 from services.cli.embedded import start_embedded
 from services.cli.failure import Failure
 from services.cli.greeting import Report, Started
-from services.cli.listeners import LOOPBACK, Listener
+from services.cli.listeners import LOOPBACK
 from services.cli.place import Place, occupy, write_private
 from services.cli.plan import SLOTS, Plan, Wishes, make_plan
 from services.cli.toml_text import toml_text
@@ -29,16 +29,15 @@ _WHO: Final = "tenure up"
 _Result = TypeVar("_Result")
 
 
-async def up(wishes: Wishes, environ: Mapping[str, str], *, as_json: bool) -> None:
+async def up(wishes: Wishes, environ: Mapping[str, str], report: Report) -> None:
     """Start everything, say where it is, keep it running, and stop it in order on a signal.
 
     Raises Failure with one line when anything cannot be started; nothing is left running then.
     """
-    report = Report(as_json=as_json)
     with occupy(Path.cwd()) as place, _signals() as told:
         plan = await make_plan(wishes, environ)
         async with _crew(place, plan, environ, report, told) as crew:
-            started = await _unless_told(told, _start(crew, place, plan, environ["PATH"]))
+            started = await _unless_told(told, _start(crew, place, plan, environ.get("PATH", "")))
             if started:
                 report.started(started)
                 crew.watch()
@@ -116,46 +115,29 @@ async def _start(crew: Crew, place: Place, plan: Plan, search_path: str) -> Star
     else:
         await _require_fit(settings)
     _write(place, plan, settings)
-    gateways = [await _hire_gateway(crew, place, listener) for listener in plan.gateways]
-    config = ("--config", str(place.config.absolute()))
-    reaper = await crew.hire_python(
-        "reaper", "services.reaper", *config, "--host", LOOPBACK, "--port", str(plan.reaper.port)
-    )
-    waits = [answers(reaper, f"{plan.reaper.url}/readyz")]
-    waits += [
-        answers(gateway, f"{listener.url}/readyz")
-        for gateway, listener in zip(gateways, plan.gateways, strict=True)
-    ]
+    waits = await _hire(crew, place, plan)
+    await _all([answers(child, url) for child, url in waits])
+    pids = {child.name: child.pid for child in crew.all}
+    return Started(plan=plan, place=place, settings=settings, server=server, pids=pids)
+
+
+async def _hire(crew: Crew, place: Place, plan: Plan) -> list[tuple[Child, str]]:
+    """Start everybody but Redis; return who answers where once it is ready."""
+    config = ("--config", str(place.config.absolute()), "--host", LOOPBACK)
+    waits = []
+    options: tuple[str, ...]
+    for listener in plan.gateways:
+        options = (*config, "--port", str(listener.port), "--name", listener.name.split()[-1])
+        child = await crew.hire_python(listener.name, "services.gateway", *options, among=crew.gateways)
+        waits.append((child, f"{listener.url}/readyz"))
+    options = (*config, "--port", str(plan.reaper.port))
+    child = await crew.hire_python("reaper", "services.reaper", *options, among=crew.helpers)
+    waits.append((child, f"{plan.reaper.url}/readyz"))
     if plan.engine:
-        engine = await crew.hire_python(
-            "engine",
-            "services.engine",
-            "--host",
-            LOOPBACK,
-            "--port",
-            str(plan.engine.port),
-            "--slots",
-            str(SLOTS),
-        )
-        waits.append(answers(engine, f"{plan.engine.url}/health"))
-    await _all(waits)
-    return Started(
-        plan=plan,
-        place=place,
-        settings=settings,
-        server=server,
-        pids={child.name: child.pid for child in crew.all},
-    )
-
-
-async def _hire_gateway(crew: Crew, place: Place, listener: Listener) -> Child:
-    return await crew.hire_python(
-        listener.name,
-        "services.gateway",
-        *("--config", str(place.config.absolute()), "--host", LOOPBACK),
-        *("--port", str(listener.port), "--name", listener.name.split()[-1]),
-        gateway=True,
-    )
+        options = ("--host", LOOPBACK, "--port", str(plan.engine.port), "--slots", str(SLOTS))
+        child = await crew.hire_python("engine", "services.engine", *options, among=crew.helpers)
+        waits.append((child, f"{plan.engine.url}/health"))
+    return waits
 
 
 async def _all(waits: Sequence[Coroutine[None, None, None]]) -> None:

@@ -47,6 +47,7 @@ class Acquirer:
         times: LeaseTimes,
         fleets: Mapping[str, FleetPolicy],
         listener: Listener,
+        at_once_max: int,
     ) -> None:
         """Use what the gate owns."""
         self._store = store
@@ -57,6 +58,8 @@ class Acquirer:
         self._listener = listener
         self._sequence = itertools.count(1)
         self._down_since_s: float | None = None
+        # A burst waits here, in order, and not for a connection: that wait is short and its end an outage.
+        self._turns = asyncio.Semaphore(at_once_max)
 
     async def take(self, demand: Demand) -> Permit:
         """Take a permit that the caller must close; see `Gate.hold` for what may be raised."""
@@ -116,8 +119,9 @@ class Acquirer:
         await self._verdict()
         fleet = permit.fleet
         view = self._ticker.view(fleet)
-        sent_s = monotonic()
-        answer = await self._store.acquire(permit.demand, lease=permit.id, holder=self._holder)
+        async with self._turns:
+            sent_s = monotonic()
+            answer = await self._store.acquire(permit.demand, lease=permit.id, holder=self._holder)
         self._notice(fleet, view, answer.stamp)
         if isinstance(answer, Granted):
             self._hold(permit, answer, sent_s, "granted")

@@ -13,7 +13,7 @@ import secrets
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from types import TracebackType
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from services.permits.acquirer import Acquirer
 from services.permits.connect import connect
@@ -28,6 +28,10 @@ from services.permits.wake import WakeListener
 
 T = TypeVar("T")
 
+# A gate's connections to Redis; so many of them are kept free of acquires: for counts, moves, and wake-ups.
+CONNECTIONS_MAX: Final = 20
+CONNECTIONS_SPARE: Final = 4
+
 
 class Gate:
     """Hands out permits to one process. Made by `open_gate`."""
@@ -41,6 +45,7 @@ class Gate:
         times: LeaseTimes,
         fleets: Mapping[str, FleetPolicy],
         listener: Listener,
+        acquires_at_once_max: int = CONNECTIONS_MAX - CONNECTIONS_SPARE,
     ) -> None:
         """Use `open_gate`, which also starts the ticker."""
         self.holder = holder
@@ -48,7 +53,13 @@ class Gate:
         self._ticker = ticker
         self._fleets = fleets
         self._acquirer = Acquirer(
-            store=store, ticker=ticker, holder=holder, times=times, fleets=fleets, listener=listener
+            store=store,
+            ticker=ticker,
+            holder=holder,
+            times=times,
+            fleets=fleets,
+            listener=listener,
+            at_once_max=acquires_at_once_max,
         )
 
     def hold(self, demand: Demand) -> "Hold":
@@ -147,7 +158,7 @@ async def open_gate(
     times: LeaseTimes | None = None,
     keys: Mapping[str, str] | None = None,
     listener: Listener | None = None,
-    max_connections: int = 20,
+    max_connections: int = CONNECTIONS_MAX,
 ) -> AsyncIterator[Gate]:
     """Connect, start renewing, and yield the gate; on the way out flush what is left and stop.
 
@@ -177,7 +188,13 @@ async def open_gate(
         )
         try:
             yield Gate(
-                store=store, ticker=ticker, holder=holder, times=times, fleets=fleets, listener=listener
+                store=store,
+                ticker=ticker,
+                holder=holder,
+                times=times,
+                fleets=fleets,
+                listener=listener,
+                acquires_at_once_max=max(1, max_connections - CONNECTIONS_SPARE),
             )
         finally:
             listening.cancel()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
@@ -12,11 +13,12 @@ from services.settings.load import load
 from services.settings.seed import lease_times
 from tests.support.answers import Stream
 from tests.support.burst import burst
+from tests.support.client import Call, chat_body
 from tests.support.config_file import FLEET, key_of
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+    from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from redis.asyncio import Redis
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from services.permits.model import Counts, LeaseRow
     from tests.support.processes import Process
     from tests.support.redis_server import RedisServer
+    from tests.support.rig import Rig
     from tests.support.scripted_engine import ScriptedEngine
 
 META: Final = f"tenure:{{{FLEET}}}:meta"
@@ -34,6 +37,9 @@ EVENTS: Final = f"tenure:{{{FLEET}}}:events"
 
 # A stream that stays until the test ends it: its place cannot free itself.
 LONG: Final = Stream(hold_after=1)
+# One that goes on by itself, and slowly enough for a client that reads little of it.
+SLOW: Final = Stream(tokens=None, gap_s=0.1)
+CONTROL: Final = b"the control"
 
 
 def leases_left(server: RedisServer) -> list[str]:
@@ -131,10 +137,40 @@ async def admits_exactly(
     await wait_until(lambda: engine.open == before, "they are gone from the engine")
 
 
+@asynccontextmanager
+async def control_arm(rig: Rig, engine: ScriptedEngine, number: int = 0) -> AsyncIterator[Eye]:
+    """Hold one stream on replica `number` that nothing may touch, and yield an eye on Redis.
+
+    Takes the engine's `choose`; all other requests get its `answer`.
+    """
+    engine.choose = lambda seen: SLOW if CONTROL in seen.body else None
+    body = chat_body(prompt=CONTROL.decode())
+    async with looking_at(rig.configs[0]) as eye:
+        with await Call.start(rig.urls[number], key=rig.key(), body=body) as control:
+            assert await control.first_token() is not None
+            lease = control.headers["tenure-lease"]
+            yield eye
+            assert lease in {row.lease for row in await eye.leases()}
+            assert await control.next_token() is not None
+        await nothing_runs(eye, engine)
+    engine.choose = None
+
+
+def each_ended_once(lines: Iterable[Mapping[str, Any]]) -> None:
+    """Assert that each admitted request has one line, one lease, one reason, and was acknowledged as free."""
+    admitted = list(lines)
+    assert len({line["request_id"] for line in admitted}) == len(admitted)
+    assert len({line["lease"] for line in admitted}) == len(admitted)
+    for line in admitted:
+        assert line["reason"] is not None
+        assert line["queued_at"] <= line["admitted_at"] <= line["released_at"]
+
+
 class Ends:
-    """The log lines of requests that ended after this was made, read as the gateways write them."""
+    """The log lines of ended requests that carried the tag of this, read as the gateways write them."""
 
     def __init__(self, gateways: Iterable[Process]) -> None:
+        self.tag = secrets.token_hex(8)
         self._read = {gateway: len(gateway.log_path.read_bytes()) for gateway in gateways}
         self.lines: list[dict[str, Any]] = []
 
@@ -147,8 +183,15 @@ class Ends:
             whole = text[: text.rfind(b"\n") + 1]
             self._read[gateway] = at + len(whole)
             lines = [json.loads(line) for line in whole.splitlines() if line.startswith(b"{")]
-            self.lines += [line for line in lines if "request_id" in line and "reason" in line]
+            self.lines += [line for line in lines if line.get("client_request_id") == self.tag]
         return self.lines
+
+    async def call(self, url: str, tenant: str = "acme", *, body: Any = None, **request: Any) -> Call:
+        """Send a request with the tag, by default for a stream; `request` is what `Call.start` takes."""
+        content = chat_body() if body is None else body
+        tag = ("x-request-id", self.tag)
+        headers = (*request.pop("headers", ()), tag)
+        return await Call.start(url, key=key_of(tenant), body=content, headers=headers, **request)
 
     async def reach(self, count: int) -> list[dict[str, Any]]:
         """Wait for `count` lines and return them; more than that fails."""
