@@ -26,6 +26,10 @@ NOT_FOR_ENGINES: Final = HOP_BY_HOP | {
 NOT_FOR_CLIENTS: Final = HOP_BY_HOP | {b"x-request-id", b"x-client-request-id"}
 SECRET_PARAMETERS: Final = frozenset({"api_key", "api-key", "key"})
 
+# More than any budget may be: without a wish of the caller the fleet's own patience holds.
+PATIENCE_MS_MAX: Final = 86_400_000
+_PATIENCE_DIGITS_MAX: Final = 9
+
 _CLIENT_ID: Final = re.compile(rb"[\x20-\x7e]{1,128}")
 # What uvicorn refuses to write; an engine that sends it loses the header, not the reply.
 _BAD_NAME: Final = re.compile(rb'[\x00-\x1f\x7f()<>@,;:\[\]={} \t\\"]')
@@ -50,6 +54,7 @@ class Head:
     expects_continue: bool
     client_request_id: str
     colder: bool
+    patience_ms: int
 
     @property
     def has_body(self) -> bool:
@@ -85,6 +90,7 @@ def read_head(scope: Scope) -> Head:
         expects_continue=_last(picked, b"expect").lower() == b"100-continue",
         client_request_id=_client_id(picked),
         colder=_last(picked, b"tenure-class").lower() == b"cold",
+        patience_ms=_patience_ms(_last(picked, b"tenure-patience-ms")),
     )
     if head.client_request_id:
         forward.append(("x-client-request-id", head.client_request_id))
@@ -95,6 +101,7 @@ def read_head(scope: Scope) -> Head:
 _PICKED: Final = frozenset({
     b"authorization", b"x-api-key", b"content-type", b"content-encoding", b"content-length",
     b"transfer-encoding", b"expect", b"x-request-id", b"x-client-request-id", b"tenure-class",
+    b"tenure-patience-ms",
 })  # fmt: skip
 
 
@@ -104,6 +111,11 @@ def _last(picked: dict[bytes, list[bytes]], name: bytes) -> bytes:
 
 def _number(value: bytes) -> int | None:
     return int(value) if value.isdigit() else None
+
+
+def _patience_ms(value: bytes) -> int:
+    """Return how long the caller would wait in line; anything but a number leaves it to the fleet."""
+    return int(value) if value.isdigit() and len(value) <= _PATIENCE_DIGITS_MAX else PATIENCE_MS_MAX
 
 
 def _client_id(picked: dict[bytes, list[bytes]]) -> str:

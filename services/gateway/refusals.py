@@ -11,6 +11,7 @@ from typing import Final, Literal
 import msgspec
 
 from services.permits import errors
+from services.permits.clock import monotonic
 from services.permits.errors import RefusalCode, Refused, Unavailable
 
 Code = (
@@ -116,17 +117,32 @@ class Pace:
     def __init__(self) -> None:
         """Start from a guess until the first request has ended."""
         self._hold_s = _WAIT_S
+        self._turn_s = 0.0
 
     def held(self, seconds: float) -> None:
         """Take in how long one permit was held."""
         self._hold_s += _EWMA_WEIGHT * (seconds - self._hold_s)
 
-    def wait_s(self, in_use: int, limit: int) -> float:
-        """Return how long until a place of a pool this full is likely to be free."""
-        return self._hold_s * max(1, in_use) / max(1, limit)
+    def wait_s(self, refused: Refused, gateways: int) -> float:
+        """Return when to come back: behind those in line, and behind those this gateway sent away before.
+
+        Each refusal gets a turn of its own, as far apart as places come free over the whole fleet, so that
+        those refused together neither return together nor leave places idle. Turns that nobody takes up cost
+        nothing: they pass like time.
+        """
+        gap_s = refused.gap_ms / 1000 or self._hold_s / max(1, refused.limit)
+        now_s = monotonic()
+        behind_line_s = now_s + gap_s * (refused.waiting + 1)
+        turn_s = max(behind_line_s, self._turn_s + gap_s * max(1, gateways))
+        if turn_s - now_s > RETRY_AFTER_MAX_S:
+            return RETRY_AFTER_MAX_S * random.uniform(0.5, 1.0)
+        self._turn_s = turn_s
+        return turn_s - now_s
 
 
-def refusal_of(error: NotServed | Refused | Unavailable, pace: Pace | None = None) -> Refusal:
+def refusal_of(
+    error: NotServed | Refused | Unavailable, pace: Pace | None = None, gateways: int = 1
+) -> Refusal:
     """Turn any expected no into what the caller gets."""
     match error:
         case NotServed():
@@ -134,7 +150,7 @@ def refusal_of(error: NotServed | Refused | Unavailable, pace: Pace | None = Non
         case Refused(wait_ms=wait_ms) if wait_ms > 0:
             return _refusal(error.code, str(error), wait_ms / 1000)
         case Refused():
-            wait_s = pace.wait_s(error.in_use, error.limit) if pace and error.pool else _WAIT_S
+            wait_s = pace.wait_s(error, gateways) if pace and error.pool else _WAIT_S
             return _refusal(error.code, str(error), wait_s)
         case Unavailable():
             return _refusal(
@@ -187,7 +203,7 @@ def _refusal(code: Code, message: str, wait_s: float, *, close: bool = False) ->
 
 def spread(wait_s: float) -> int:
     """Return whole seconds around `wait_s`, so that those refused together do not return together."""
-    return round(min(RETRY_AFTER_MAX_S, max(1.0, wait_s * random.uniform(0.5, 1.5))))
+    return round(min(RETRY_AFTER_MAX_S, max(1.0, wait_s * random.uniform(0.8, 1.2))))
 
 
 # A refusal code that the library gains must get a status here.

@@ -97,7 +97,9 @@ class DataPlane:
     async def _refuse(
         self, trip: Trip, no: NotServed | Refused | Unavailable, receive: Receive, send: Send
     ) -> None:
-        refusal = refusal_of(no, trip.fleet.pace if trip.fleet else None)
+        fleet = trip.fleet
+        view = self._gate.view(fleet.name) if fleet else None
+        refusal = refusal_of(no, fleet.pace if fleet else None, view.gateways if view else 1)
         await trip.refuse(refusal.code)
         await send_refusal(refusal, trip, receive, send)
 
@@ -109,4 +111,8 @@ def _demand(trip: Trip, ask: Ask, fleet: Fleet) -> Demand:
         request_id=trip.request_id,
         engines=fleet.usable_engines(),
         prefixes=candidates(ask.boundaries),
+        # A caller may wait for less than the fleet allows, never for more.
+        patience_ms=min(trip.head.patience_ms, fleet.config.budgets.queue_ms),
+        # One id from line to log: whoever has it can find the lease of the request on any replica.
+        tail=trip.request_id,
     )

@@ -117,7 +117,7 @@ class Trip:
         self.admitted_s = monotonic()
         self.permit = permit
         permit.phase = "draining" if self._books.draining else "prefill"
-        permit.on_lost = self._lost
+        permit.on_cut = self._cut_off
         permit.on_released = self._released
         self.deadlines = Deadlines(
             self.fleet.config.budgets, permit, cut=self.cut, grace_s=self._books.grace_s
@@ -189,9 +189,8 @@ class Trip:
             pass
         self.cut("client_disconnect")
 
-    def _lost(self, cause: str) -> None:
-        del cause
-        self.cut("lease_lost")
+    def _cut_off(self, reason: str) -> None:
+        self.cut("user_stop" if reason == "user_stop" else "revoked" if reason == "revoked" else "lease_lost")
 
     def _released(self, at_s: float) -> None:
         self.released_s = at_s

@@ -136,7 +136,7 @@ class Acquirer:
         except TimeoutError:
             self._step_out(permit)
             message = "no place came free while it stood in line"
-            raise self._refused(fleet, Refused("queue_timeout", message=message)) from None
+            raise self._refused(fleet, Refused("queue_timeout", pool="line", message=message)) from None
         except asyncio.CancelledError:
             self._step_out(permit)
             raise
@@ -148,7 +148,7 @@ class Acquirer:
             case Cut(reason=reason):
                 self._step_out(permit)
                 raise self._refused(
-                    fleet, Refused("queue_timeout", message=f"ended while it waited: {reason}")
+                    fleet, Refused("queue_timeout", pool="line", message=f"ended while it waited: {reason}")
                 )
             case _:
                 return False

@@ -57,7 +57,8 @@ class Refused(PermitError):
         self.wait_ms = wait_ms
         self.waiting = waiting
         self.gap_ms = gap_ms
-        super().__init__(message or f"{code}: pool {pool} is at {in_use} of {limit}")
+        in_line = f", {waiting} in line" if waiting else ""
+        super().__init__(message or f"{code}: pool {pool} is at {in_use} of {limit}{in_line}")
 
 
 class Unavailable(PermitError):
