@@ -1,6 +1,6 @@
 #!lua flags=no-writes
 --[[
-  count: live leases per pool, and the limits in force, at one instant.
+  count: live leases per pool, who waits, and the limits in force, at one instant.
 
   Changes nothing. Cost: O(P log N + F) for P pools and F fields of the limits.
 
@@ -10,18 +10,19 @@
     3  total     zset   lease -> expiry on the lease clock, ms
     4  cold      zset   the same, cold places only
     5  gateways  zset   holder -> session expiry
+    6  waiting   hash   lease -> the demand of one who stands in line
 
   ARGV
-    1+ pools     string   further pools to count: tenant:T, engine:E
+    1+ pools     string   further pools to count: tenant:T, engine:E, and waiting:T for T's part of the line
 
   RETURNS
-    COUNTED  epoch  clock  learning_ms  gateways  total  cold  pools ...  then limits ...
+    COUNTED  epoch  clock  learning_ms  gateways  total  cold  waiting  pools ...  then limits ...
 ]]
 
 -- @include peek_fleet
 -- @include live
 
-local meta, limits, total, cold, gateways = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local meta, limits, total, cold, gateways, waiting = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local pools = ARGV
 
 local fleet = peek_fleet(meta)
@@ -34,9 +35,13 @@ local reply = {
   live(gateways, fleet.now),
   live(total, fleet.now),
   live(cold, fleet.now),
+  redis.call('HLEN', waiting),
 }
 for _, pool in ipairs(pools) do
-  reply[#reply + 1] = live(prefix .. 'pool:' .. pool, fleet.now)
+  local waits = string.match(pool, '^waiting:(.*)$')
+  local queue = waits and prefix .. 'line:queue:'
+  reply[#reply + 1] = not waits and live(prefix .. 'pool:' .. pool, fleet.now)
+    or redis.call('ZCARD', queue .. 'warm:' .. waits) + redis.call('ZCARD', queue .. 'cold:' .. waits)
 end
 for _, text in ipairs(redis.call('HGETALL', limits)) do
   reply[#reply + 1] = text

@@ -1,6 +1,6 @@
 #!lua flags=no-writes
 --[[
-  inspect: one line per live lease, the soonest to expire first; changes nothing.
+  inspect: one line per live lease, the soonest to expire first, or of the leases named; changes nothing.
 
   Made for an engineer with nothing but redis-cli, so this file runs as it is, without includes:
     redis-cli --eval lua/inspect.lua 'tenure:{demo}:meta'
@@ -12,6 +12,7 @@
 
   ARGV
     1  most  integer  how many lines; 1000 when left out
+    2+ only  string   leases to show, in this order; none: all of them
 
   RETURNS
     one line per lease: lease=... request_id=... tenant=... class=... engine=... holder=... phase=...
@@ -19,7 +20,7 @@
 ]]
 
 local meta = KEYS[1]
-local most = math.min(tonumber(ARGV[1]) or 1000, 10000)
+local most, only = math.min(tonumber(ARGV[1]) or 1000, 10000), 2
 
 local prefix = string.sub(meta, 1, -5)
 local time = redis.call('TIME')
@@ -30,16 +31,26 @@ local since = math.max(wall - (tonumber(last) or wall), 0)
 local now = (tonumber(clock) or wall) + math.min(since, 2 * (tonumber(tick_ms) or 0))
 
 local lines = {}
-local live = redis.call(
-  'ZRANGEBYSCORE',
-  prefix .. 'pool:total',
-  '(' .. string.format('%.0f', now),
-  '+inf',
-  'WITHSCORES',
-  'LIMIT',
-  0,
-  most
-)
+local live = {}
+if #ARGV < only then
+  live = redis.call(
+    'ZRANGEBYSCORE',
+    prefix .. 'pool:total',
+    '(' .. string.format('%.0f', now),
+    '+inf',
+    'WITHSCORES',
+    'LIMIT',
+    0,
+    most
+  )
+end
+for i = only, math.min(#ARGV, most + only - 1) do
+  local expiry = redis.call('ZSCORE', prefix .. 'pool:total', ARGV[i])
+  if expiry and tonumber(expiry) > now then
+    live[#live + 1] = ARGV[i]
+    live[#live + 1] = expiry
+  end
+end
 for i = 1, #live, 2 do
   local lease, expiry = live[i], tonumber(live[i + 1])
   local words = { 'lease=' .. lease }

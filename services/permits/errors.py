@@ -6,6 +6,8 @@ PermitError
 |-- Unusable         this Redis can never work (too old, or it evicts keys); stop and say so
 |-- BadReply         a script answered what its header does not promise: a defect
 |-- BadName          a name that must not reach a Redis key
+|-- BadLimits        a value that an administrator may not write
+|-- NotFound         administration of something that is not there
 `-- BadMove          a permit was asked for a move that its table does not know: a defect
 """
 
@@ -79,6 +81,19 @@ class BadReply(PermitError):
 
 class BadName(PermitError, ValueError):
     """A name outside the allowed shape; the message states the rule."""
+
+
+class BadLimits(PermitError, ValueError):
+    """A value outside its bounds, or an unknown limit; the message names the field and the rule."""
+
+    def __init__(self, field: str, rule: str) -> None:
+        """`rule` completes the sentence that begins with the field."""
+        super().__init__(f"{field} {rule}")
+        self.field = field
+
+
+class NotFound(PermitError):
+    """What was to be shown, changed or ended is not there; the message says what."""
 
 
 class BadMove(PermitError):

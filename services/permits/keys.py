@@ -52,6 +52,11 @@ class FleetKeys:
         return self._key("events")
 
     @property
+    def draining(self) -> str:
+        """Set: holders that were told to drain."""
+        return self._key("draining")
+
+    @property
     def reported(self) -> str:
         """String: the id of the last event that a reaper was handed."""
         return self._key("reported")
@@ -100,9 +105,10 @@ class SharedKeys:
 
     @property
     def keys(self) -> str:
-        """Hash: SHA-256 of a caller's key, in hex -> tenant; empty when revoked."""
+        """Hash: SHA-256 of a caller's key, in hex -> tenant, empty when revoked; notes begin with `#`."""
         return f"{self.prefix}:keys"
 
-    def tenant(self, tenant: str) -> str:
-        """Hash: what is known of one tenant beside its quotas."""
-        return f"{self.prefix}:tenant:{tenant}"
+    @property
+    def events(self) -> str:
+        """Stream: changes of tenants and keys; capped."""
+        return f"{self.prefix}:events"

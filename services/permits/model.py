@@ -238,7 +238,9 @@ class Counts:
     gateways: int
     total: int
     cold: int
+    waiting: int = 0
     tenants: Mapping[str, int] = field(default_factory=dict)
+    tenants_waiting: Mapping[str, int] = field(default_factory=dict)
     engines: Mapping[str, int] = field(default_factory=dict)
     limits: Mapping[str, int] = field(default_factory=dict)
 

@@ -144,6 +144,9 @@ REPLIES: Final[Mapping[str, Mapping[str, Callable[[list[Any]], Any]]]] = {
     "witness": {"WITNESSED": _number_last},
     "seed_keys": {"KEYED": _number_last},
     "count": {"COUNTED": _itself},
+    "set_tenant": {"KEYED": _number_last, "UNKNOWN": _unknown},
+    "set_key": {"KEYED": _number_last, "UNKNOWN": _unknown},
+    "drain": {"DRAINING": _number_last, "UNKNOWN": _unknown},
 }
 
 

@@ -11,7 +11,7 @@ cancelled awaits these methods directly: see `gate.py` for how it is done.
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, Literal
 
-from services.permits.caller import ScriptCaller
+from services.permits.ledger import Ledger
 from services.permits.model import (
     Answer,
     Counts,
@@ -39,7 +39,7 @@ EVIDENCE_PER_ENGINE_MAX: Final = 10_000
 KEY_FIELDS: Final = ("#epoch", "#revision")
 
 
-class Store(ScriptCaller):
+class Store(Ledger):
     """The scripts of one Redis, as methods. The caller owns the client and closes it."""
 
     async def acquire(self, demand: Demand, *, lease: str, holder: str) -> Answer:
@@ -138,10 +138,11 @@ class Store(ScriptCaller):
         return [lease_row(line) for line in lines]
 
     async def count(self, fleet: str, tenants: Sequence[str] = (), engines: Sequence[str] = ()) -> Counts:
-        """Count live leases of the total, the cold and the named pools; changes nothing."""
-        pools = [*(f"tenant:{tenant}" for tenant in tenants), *(f"engine:{engine}" for engine in engines)]
+        """Count live leases of the total, the cold and the named pools, and who waits; changes nothing."""
+        pools = [f"{kind}:{tenant}" for kind in ("tenant", "waiting") for tenant in tenants]
+        pools += [f"engine:{engine}" for engine in engines]
         reply = await self._run("count", self._named(fleet), {}, pools)
-        per_pool, limits = reply[7 : 7 + len(pools)], reply[7 + len(pools) :]
+        per_pool, limits = iter(map(int, reply[8 : 8 + len(pools)])), reply[8 + len(pools) :]
         return Counts(
             epoch=reply[1],
             clock=int(reply[2]),
@@ -149,15 +150,18 @@ class Store(ScriptCaller):
             gateways=int(reply[4]),
             total=int(reply[5]),
             cold=int(reply[6]),
-            tenants=dict(zip(tenants, map(int, per_pool), strict=False)),
-            engines=dict(zip(engines, map(int, per_pool[len(tenants) :]), strict=True)),
-            limits=_numbers(dict(zip(limits[::2], limits[1::2], strict=True))),
+            waiting=int(reply[7]),
+            # In this order: each takes its share of the figures.
+            tenants={tenant: next(per_pool) for tenant in tenants},
+            tenants_waiting={tenant: next(per_pool) for tenant in tenants},
+            engines={engine: next(per_pool) for engine in engines},
+            limits=whole_numbers(dict(zip(limits[::2], limits[1::2], strict=True))),
         )
 
     async def set_limits(
         self,
         fleet: str,
-        fields: Mapping[str, int],
+        fields: Mapping[str, int | str],
         *,
         who: str,
         seed: bool = False,
@@ -172,14 +176,16 @@ class Store(ScriptCaller):
         mode: Literal["seed", "set"] = "seed" if seed else "set"
         return await self._write_limits(fleet, fields, mode, who=who, learning_ms=learning_ms)
 
-    async def restore_limits(self, fleet: str, fields: Mapping[str, int], *, seen: int, who: str) -> int:
+    async def restore_limits(
+        self, fleet: str, fields: Mapping[str, int | str], *, seen: int, who: str
+    ) -> int:
         """Write back what was read at lease clock `seen`, unless Redis knows newer; returns the changes."""
         await self._plain(self._client.sadd(self.shared.fleets, fleet))
         return await self._write_limits(fleet, fields, "restore", who=who, seen=seen)
 
     async def limits(self, fleet: str) -> dict[str, int]:
         """Return the limits in force; fields that are not whole numbers are left out."""
-        return _numbers(await self._plain(self._client.hgetall(self.keys(fleet).limits)))
+        return whole_numbers(await self.limit_fields(fleet))
 
     async def fleets(self) -> list[str]:
         """Return the names of all fleets that were ever seeded."""
@@ -201,7 +207,7 @@ class Store(ScriptCaller):
         return KeyVersion(epoch=epoch or "", revision=int(revision or 0), fields=int(fields))
 
     async def key_hashes(self) -> dict[str, str]:
-        """Return every key hash with its tenant; a revoked one has an empty tenant."""
+        """Return every key hash with its tenant, empty when revoked, and the notes on keys and tenants."""
         hashes: dict[str, str] = await self._plain(self._client.hgetall(self.shared.keys))
         return {field: tenant for field, tenant in hashes.items() if field not in KEY_FIELDS}
 
@@ -219,7 +225,7 @@ class Store(ScriptCaller):
     async def _write_limits(
         self,
         fleet: str,
-        fields: Mapping[str, int],
+        fields: Mapping[str, int | str],
         mode: str,
         *,
         who: str,
@@ -235,6 +241,6 @@ class Store(ScriptCaller):
         return changed
 
 
-def _numbers(texts: Mapping[str, str]) -> dict[str, int]:
+def whole_numbers(texts: Mapping[str, str]) -> dict[str, int]:
     """Keep the whole numbers: people edit these by hand, and a typing error must not stop a gateway."""
     return {field: int(text) for field, text in texts.items() if text.lstrip("-").isdigit()}

@@ -1,20 +1,21 @@
 #!lua
 --[[
-  acquire: grant one permit in every pool of its demand, or change nothing and say which pool is full.
+  acquire: grant one permit in every pool of its demand, or stand it in line, or say which pool is full.
 
-  Idempotent: the same lease id, asked for again while it lives, gets its first answer.
+  Idempotent: the same lease id, asked for again, gets its first answer while it lives, or its place in line.
+  Nobody overtakes: those in line who can be granted are granted first. A refusal changes nothing.
   The class is decided here, on the engine's own evidence: warm where an engine is known to hold one of
   the prefixes, cold everywhere else. The first lease is provisional: it is short until the first tick.
-  Cost: O(E (log N + P) + D log N) for E engines, P prefixes, N live and D <= 32 overdue leases.
+  Cost: O(E (log N + P) + D log N) for E engines, P prefixes, N live and D <= 32 overdue leases, and a dispatch.
 
   KEYS
-    1  meta          hash     epoch, clock, last, learning_until, grant
-    2  limits        hash     total, cold, tenant_default, tenant:T, engine:E
+    1  meta          hash     epoch, clock, last, learning_until, grant, ticket, gap
+    2  limits        hash     total, cold, tenant_default, tenant:T, weight:T, engine:E, line_max, shadow, ...
     3  total         zset     lease -> expiry on the lease clock, ms
-    4  cold          zset     the same, cold places only
-    5  tenant_pool   zset     the same, this tenant only
-    6  record        hash     the facts of this lease
-    7  events        stream   what was reclaimed
+    4  tenant_pool   zset     the same, this tenant only
+    5  record        hash     the facts of this lease
+    6  events        stream   what was reclaimed
+    7  waiting       hash     lease -> the demand of one who stands in line
 
   ARGV
     1  nonce           string   the epoch to start when there is none
@@ -25,14 +26,16 @@
     6  holder          string   name~nonce of the gateway process
     7  tenant          string
     8  request_id      string
-    9  engine_count    integer  how many of the rest are engines
-    10+ candidates     string   the engines, then the prefixes that make the demand warm
+    9  patience_ms     integer  how long it would stand in line; 0: not at all
+    10 engine_count    integer  how many of the rest are engines
+    11+ candidates     string   the engines, then the prefixes that make the demand warm
 
   RETURNS
     GRANTED   epoch  grant  class  engine
-    FULL      epoch  grant  pool  in_use  limit    one full pool, most specific first
-    LEARNING  epoch  grant  left_ms                nothing is granted before holders had time to re-assert
-    CLOSED    epoch  grant                         the fleet has no limits
+    QUEUED    epoch  grant  waiting                                  it stands in line, with so many
+    FULL      epoch  grant  pool  in_use  limit  waiting  gap_ms     one full pool (or `line`), most specific first
+    LEARNING  epoch  grant  left_ms                                  holders get time to re-assert first
+    CLOSED    epoch  grant                                           the fleet has no limits
 ]]
 
 -- open_fleet(meta, nonce, tick_ms, learning_ms) -> fleet. moves the lease clock, or starts an epoch
@@ -60,8 +63,24 @@ local function open_fleet(meta, nonce, tick_ms, learning_ms)
     local top = redis.call('ZREVRANGE', prefix .. 'pool:total', 0, 0, 'WITHSCORES')[2]
     clock = math.max(wall, top and tonumber(top) - 6 * tick_ms or 0)
     epoch, learning_until, grant = nonce, clock + learning_ms, 0
-    redis.call('HSET', meta, 'schema', 1, 'epoch', epoch, 'clock', clock, 'last', wall, 'grant', grant,
-      'learning_until', learning_until, 'tick_ms', tick_ms)
+    redis.call(
+      'HSET',
+      meta,
+      'schema',
+      1,
+      'epoch',
+      epoch,
+      'clock',
+      clock,
+      'last',
+      wall,
+      'grant',
+      grant,
+      'learning_until',
+      learning_until,
+      'tick_ms',
+      tick_ms
+    )
   end
 
   return {
@@ -76,6 +95,37 @@ end
 -- live(pool, now) -> integer. the one way to count: members whose lease is not past, so no reaper is needed
 local function live(pool, now)
   return redis.call('ZCOUNT', pool, '(' .. string.format('%.0f', now), '+inf')
+end
+-- lives(gateways, lease, now) -> boolean. whether the gateway that made this lease id still ticks
+local function lives(gateways, lease, now)
+  local holder = string.match(lease, '^(.*)~[^~]*$')
+  local session = holder and redis.call('ZSCORE', gateways, holder)
+  return session and tonumber(session) > now or false
+end
+-- caps(limits, tenant) -> caps or nil. the limits in force for one tenant; nil: the fleet has none
+--
+-- `shadow` lists kinds of pools (total, cold, tenant, engine) whose limits are only watched: they stay in
+-- `caps` for people to see and admit everybody, so operators can learn a number before they enforce it.
+local function caps(limits, tenant)
+  local total, cold, default, own, shadow =
+    unpack(redis.call('HMGET', limits, 'total', 'cold', 'tenant_default', 'tenant:' .. tenant, 'shadow'))
+  if not total then
+    return nil
+  end
+  total = tonumber(total) or 0
+  return {
+    total = total,
+    cold = tonumber(cold) or 0,
+    tenant = tonumber(own) or tonumber(default) or total,
+    shadow = ' ' .. string.gsub(shadow or '', '[^a-z]', ' ') .. ' ',
+  }
+end
+-- room(cap, kind, in_use) -> integer. free places of one pool; a watched pool always has one more
+local function room(cap, kind, in_use)
+  if string.find(cap.shadow, ' ' .. kind .. ' ', 1, true) then
+    return math.huge
+  end
+  return cap[kind] - in_use
 end
 -- leave(prefix, lease, tenant, engine) -> boolean. gives all places of a lease back; false: it had none
 --
@@ -92,61 +142,285 @@ local function leave(prefix, lease, tenant, engine)
   redis.call('DEL', prefix .. 'lease:' .. lease)
   return removed > 0
 end
--- settle(fleet, events, most) -> integer. drops overdue leases, `most` at a time, into the event stream
+-- stand(fleet, limits, tenant) -> nothing. puts a tenant where it belongs among those who may be granted next
+--
+-- The fairest is the tenant with the least live/weight, on equal shares the one whose oldest waiter came first:
+-- both in one number, the share in 1/1024 above the ticket of the head. Derived from what is held now, so it
+-- cannot drift and no tenant gains by staying away. A tenant at its quota stands nowhere until it is below.
+local function stand(fleet, limits, tenant)
+  local line = fleet.prefix .. 'line:'
+  if redis.call('EXISTS', line .. 'waiting', line .. 'tenants') == 0 then
+    return
+  end
+  local cap, weight = caps(limits, tenant), tonumber(redis.call('HGET', limits, 'weight:' .. tenant)) or 1
+  local in_use = live(fleet.prefix .. 'pool:tenant:' .. tenant, fleet.now)
+  local share = math.min(math.floor(in_use * 1024 / math.max(weight, 0.001)), 1048575)
+  local waits = false
+  for _, class in ipairs({ 'warm', 'cold' }) do
+    local head = redis.call('ZRANGE', line .. 'queue:' .. class .. ':' .. tenant, 0, 0, 'WITHSCORES')
+    waits = waits or #head > 0
+    if #head > 0 and cap and room(cap, 'tenant', in_use) > 0 then
+      redis.call(
+        'ZADD',
+        line .. 'next:' .. class,
+        share * 4294967296 + tonumber(head[2]) % 4294967296,
+        tenant
+      )
+    else
+      redis.call('ZREM', line .. 'next:' .. class, tenant)
+    end
+  end
+  if waits then
+    redis.call('ZADD', line .. 'tenants', fleet.now, tenant)
+  else
+    redis.call('ZREM', line .. 'tenants', tenant)
+  end
+end
+-- settle(fleet, limits, events, most) -> integer. drops overdue leases, `most` at a time, into the event stream
 --
 -- Overdue leases are counted by nobody, so how many are dropped decides only how tidy the sets are; the bound
 -- keeps ten thousand holders that died together from making one request wait.
-local function settle(fleet, events, most)
+local function settle(fleet, limits, events, most)
   local total = fleet.prefix .. 'pool:total'
   local overdue = redis.call('ZRANGEBYSCORE', total, '-inf', fleet.now, 'LIMIT', 0, most)
   for _, lease in ipairs(overdue) do
-    local tenant, engine, holder, class, acquired_at = unpack(redis.call('HMGET',
-      fleet.prefix .. 'lease:' .. lease, 'tenant', 'engine', 'holder', 'class', 'acquired_at'))
+    local tenant, engine, holder, class, acquired_at = unpack(
+      redis.call(
+        'HMGET',
+        fleet.prefix .. 'lease:' .. lease,
+        'tenant',
+        'engine',
+        'holder',
+        'class',
+        'acquired_at'
+      )
+    )
     leave(fleet.prefix, lease, tenant, engine)
-    redis.call('XADD', events, 'MAXLEN', '~', 10000, '*', 'kind', 'reclaimed', 'lease', lease,
-      'tenant', tenant or '', 'holder', holder or '', 'class', class or '', 'engine', engine or '',
-      'age_ms', math.max(0, fleet.wall - (tonumber(acquired_at) or fleet.wall)))
+    stand(fleet, limits, tenant or '')
+    redis.call(
+      'XADD',
+      events,
+      'MAXLEN',
+      '~',
+      10000,
+      '*',
+      'kind',
+      'reclaimed',
+      'lease',
+      lease,
+      'tenant',
+      tenant or '',
+      'holder',
+      holder or '',
+      'class',
+      class or '',
+      'engine',
+      engine or '',
+      'age_ms',
+      math.max(0, fleet.wall - (tonumber(acquired_at) or fleet.wall))
+    )
   end
   return #overdue
 end
--- pick_engine(fleet, limits, engines, prefixes) -> picked, full. the fittest engine with room
---
--- picked = { name, warm } or nil; full = { name, live, limit } of the least loaded engine without room.
--- An engine that is known to hold a prefix of the prompt comes before one that is not; among equals the one
--- with the fewest live permits, then the caller's order.
-local function pick_engine(fleet, limits, engines, prefixes)
-  local picked, full
-  for _, name in ipairs(engines) do
-    local in_use = live(fleet.prefix .. 'pool:engine:' .. name, fleet.now)
-    local limit = tonumber(redis.call('HGET', limits, 'engine:' .. name)) or math.huge
-    if in_use >= limit then
-      if not full or in_use < full.live then
-        full = { name = name, live = in_use, limit = limit }
-      end
-    else
-      local warm = false
-      if #prefixes > 0 then
-        local expiries = redis.call('ZMSCORE', fleet.prefix .. 'evidence:' .. name, unpack(prefixes))
-        for _, expiry in ipairs(expiries) do
-          warm = warm or (expiry and tonumber(expiry) > fleet.now) or false
-        end
-      end
-      if not picked or (warm and not picked.warm) or (warm == picked.warm and in_use < picked.live) then
-        picked = { name = name, warm = warm, live = in_use }
+-- warm_engines(fleet, engines, prefixes) -> list. those that are known to hold one of the prefixes
+local function warm_engines(fleet, engines, prefixes)
+  local warm = {}
+  for _, name in ipairs(#prefixes > 0 and engines or {}) do
+    for _, expiry in ipairs(redis.call('ZMSCORE', fleet.prefix .. 'evidence:' .. name, unpack(prefixes))) do
+      if expiry and tonumber(expiry) > fleet.now then
+        warm[#warm + 1] = name
+        break
       end
     end
   end
-  return picked, full
+  return warm
+end
+-- pick_engine(fleet, limits, cap, engines) -> name, full. the engine with room and the fewest live permits
+--
+-- Among equals the caller's order decides. Without room anywhere name is nil and full = { name, live, limit }
+-- of the least loaded.
+local function pick_engine(fleet, limits, cap, engines)
+  local name, least, full
+  for _, candidate in ipairs(engines) do
+    local in_use = live(fleet.prefix .. 'pool:engine:' .. candidate, fleet.now)
+    cap.engine = tonumber(redis.call('HGET', limits, 'engine:' .. candidate)) or math.huge
+    if room(cap, 'engine', in_use) <= 0 then
+      if not full or in_use < full.live then
+        full = { name = candidate, live = in_use, limit = cap.engine }
+      end
+    elseif not name or in_use < least then
+      name, least = candidate, in_use
+    end
+  end
+  return name, full
+end
+-- seat(fleet, limits, cap, engines, warm) -> engine, class, full. where a demand could run now, and as what
+--
+-- An engine that holds a prefix of the prompt first; where none of those has room, any other, if the cold pool
+-- has a place. Otherwise engine is nil and full = { name, live, limit } of the pool that is in the way.
+local function seat(fleet, limits, cap, engines, warm)
+  local engine = pick_engine(fleet, limits, cap, warm)
+  if engine then
+    return engine, 'warm'
+  end
+  local full
+  engine, full = pick_engine(fleet, limits, cap, engines)
+  if not engine then
+    return nil, nil, { name = 'engine:' .. full.name, live = full.live, limit = full.limit }
+  end
+  local in_use = live(fleet.prefix .. 'pool:cold', fleet.now)
+  if room(cap, 'cold', in_use) <= 0 then
+    return nil, nil, { name = 'cold', live = in_use, limit = cap.cold }
+  end
+  return engine, 'cold'
+end
+-- waiter(fleet, lease) -> demand or nil. one who stands in line, as it joined
+--
+-- A record is text that redis-cli shows as it is: holder tenant class deadline joined request_id engines warm.
+local function waiter(fleet, lease)
+  local record = redis.call('HGET', fleet.prefix .. 'line:waiting', lease)
+  if not record then
+    return nil
+  end
+  local words = {}
+  for word in string.gmatch(record, '%S+') do
+    words[#words + 1] = word
+  end
+  local function list(text)
+    local names = {}
+    for name in string.gmatch(text or '', '[^,]+') do
+      names[#names + 1] = name ~= '-' and name or nil
+    end
+    return names
+  end
+  return {
+    lease = lease,
+    holder = words[1],
+    tenant = words[2],
+    class = words[3],
+    deadline = tonumber(words[4]) or 0,
+    request_id = words[6] or '',
+    engines = list(words[7]),
+    warm = list(words[8]),
+  }
+end
+-- step_out(fleet, lease) -> tenant or nil. takes one waiter out of the line; nil: it stood in none
+local function step_out(fleet, lease)
+  local demand = waiter(fleet, lease)
+  if demand then
+    redis.call('HDEL', fleet.prefix .. 'line:waiting', lease)
+    redis.call('ZREM', fleet.prefix .. 'line:queue:' .. demand.class .. ':' .. demand.tenant, lease)
+    return demand.tenant
+  end
+end
+-- grant(fleet, demand, engine, class, provisional_ms) -> integer. writes every place of one permit, and its record
+local function grant(fleet, demand, engine, class, provisional_ms)
+  local prefix, expiry = fleet.prefix, fleet.now + provisional_ms
+  redis.call('ZADD', prefix .. 'pool:total', expiry, demand.lease)
+  redis.call('ZADD', prefix .. 'pool:tenant:' .. demand.tenant, expiry, demand.lease)
+  redis.call('ZADD', prefix .. 'pool:engine:' .. engine, expiry, demand.lease)
+  if class == 'cold' then
+    redis.call('ZADD', prefix .. 'pool:cold', expiry, demand.lease)
+  end
+  fleet.grant = redis.call('HINCRBY', prefix .. 'meta', 'grant', 1)
+  redis.call(
+    'HSET',
+    prefix .. 'lease:' .. demand.lease,
+    'request_id',
+    demand.request_id,
+    'tenant',
+    demand.tenant,
+    'class',
+    class,
+    'engine',
+    engine,
+    'holder',
+    demand.holder,
+    'phase',
+    'granted',
+    'acquired_at',
+    fleet.wall,
+    'grant',
+    fleet.grant
+  )
+  return fleet.grant
+end
+-- dispatch(fleet, limits, provisional_ms, most) -> integer. grants free places to the fairest waiters, and tells them
+--
+-- Called by whoever may have freed something, inside the same script: a place never lies idle while an eligible
+-- waiter stands in line, and nobody else can take it first. Each grant is an ordinary provisional lease, so a
+-- wake-up that is lost, or a waiter that just died, costs a place for a moment and never for good. Dead waiters
+-- are dropped as they reach the head. A waiter whose engine or cold place is taken lets others pass.
+local function dispatch(fleet, limits, provisional_ms, most)
+  local line = fleet.prefix .. 'line:'
+  if fleet.learning_ms > 0 or redis.call('EXISTS', line .. 'waiting') == 0 then
+    return 0
+  end
+  local granted, wakes, passed = 0, {}, { warm = 0, cold = 0 }
+  local total = caps(limits, '')
+  local free = total and room(total, 'total', live(fleet.prefix .. 'pool:total', fleet.now)) or 0
+  local cold_full = total and room(total, 'cold', live(fleet.prefix .. 'pool:cold', fleet.now)) <= 0
+  while free > 0 and most > 0 do
+    most = most - 1
+    local warm = redis.call('ZRANGE', line .. 'next:warm', passed.warm, passed.warm, 'WITHSCORES')
+    local cold = cold_full and {}
+      or redis.call('ZRANGE', line .. 'next:cold', passed.cold, passed.cold, 'WITHSCORES')
+    if #warm == 0 and #cold == 0 then
+      break
+    end
+    local class = (#cold == 0 or (#warm > 0 and tonumber(warm[2]) <= tonumber(cold[2]))) and 'warm' or 'cold'
+    local tenant = class == 'warm' and warm[1] or cold[1]
+    local lease = redis.call('ZRANGE', line .. 'queue:' .. class .. ':' .. tenant, 0, 0)[1]
+    local demand = lease and waiter(fleet, lease)
+    if
+      not demand
+      or demand.deadline <= fleet.now
+      or not lives(fleet.prefix .. 'gateways', lease, fleet.now)
+    then
+      if lease and not step_out(fleet, lease) then
+        redis.call('ZREM', line .. 'queue:' .. class .. ':' .. tenant, lease)
+      end
+      stand(fleet, limits, tenant)
+    else
+      local cap = caps(limits, tenant)
+      local engine, as = seat(fleet, limits, cap, demand.engines, demand.warm)
+      if room(cap, 'tenant', live(fleet.prefix .. 'pool:tenant:' .. tenant, fleet.now)) <= 0 then
+        stand(fleet, limits, tenant)
+      elseif not engine then
+        passed[class] = passed[class] + 1
+      else
+        step_out(fleet, lease)
+        local number = grant(fleet, demand, engine, as, provisional_ms)
+        stand(fleet, limits, tenant)
+        wakes[demand.holder] = (wakes[demand.holder] or '')
+          .. lease
+          .. ' '
+          .. number
+          .. ' '
+          .. as
+          .. ' '
+          .. engine
+          .. '\n'
+        granted, free = granted + 1, free - 1
+        cold_full = room(total, 'cold', live(fleet.prefix .. 'pool:cold', fleet.now)) <= 0
+      end
+    end
+  end
+  for holder, text in pairs(wakes) do
+    redis.call('PUBLISH', line .. 'wake:' .. holder, fleet.epoch .. '\n' .. text)
+  end
+  return granted
 end
 
-local meta, limits, total, cold, tenant_pool, record, events =
+local meta, limits, total, tenant_pool, record, events, waiting =
   KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7]
 local nonce, tick_ms, learning_ms = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 local provisional_ms = tonumber(ARGV[4])
-local lease, holder, tenant, request_id, engine_count = ARGV[5], ARGV[6], ARGV[7], ARGV[8], tonumber(ARGV[9])
-local candidates, engines, prefixes = 10, {}, {}
-for i = candidates, #ARGV do
-  if i < candidates + engine_count then
+local lease, holder, tenant, request_id = ARGV[5], ARGV[6], ARGV[7], ARGV[8]
+local patience_ms, engine_count = tonumber(ARGV[9]), tonumber(ARGV[10])
+local engines, prefixes = {}, {}
+for i = 11, #ARGV do
+  if i < 11 + engine_count then
     engines[#engines + 1] = ARGV[i]
   else
     prefixes[#prefixes + 1] = ARGV[i]
@@ -154,59 +428,78 @@ for i = candidates, #ARGV do
 end
 
 local fleet = open_fleet(meta, nonce, tick_ms, learning_ms)
-settle(fleet, events, 32)
+settle(fleet, limits, events, 32)
+dispatch(fleet, limits, provisional_ms, 128)
 
 -- The answer to an earlier call may have been lost: give it again rather than grant twice.
 local expiry = redis.call('ZSCORE', total, lease)
 if expiry and tonumber(expiry) > fleet.now then
-  local grant, class, engine = unpack(redis.call('HMGET', record, 'grant', 'class', 'engine'))
+  local number, class, engine = unpack(redis.call('HMGET', record, 'grant', 'class', 'engine'))
   if engine then
-    return { 'GRANTED', fleet.epoch, tonumber(grant) or 0, class, engine }
+    return { 'GRANTED', fleet.epoch, tonumber(number) or 0, class, engine }
   end
 end
-
+local cap = caps(limits, tenant)
+local in_line = redis.call('HLEN', waiting)
 if fleet.learning_ms > 0 then
   return { 'LEARNING', fleet.epoch, fleet.grant, fleet.learning_ms }
-end
-
-local total_max, cold_max, tenant_default, tenant_max =
-  unpack(redis.call('HMGET', limits, 'total', 'cold', 'tenant_default', 'tenant:' .. tenant))
-if not total_max then
+elseif not cap then
   return { 'CLOSED', fleet.epoch, fleet.grant }
+elseif redis.call('HEXISTS', waiting, lease) == 1 then
+  return { 'QUEUED', fleet.epoch, fleet.grant, in_line }
 end
-total_max = tonumber(total_max) or 0
-cold_max = tonumber(cold_max) or 0
-tenant_max = tonumber(tenant_max) or tonumber(tenant_default) or total_max
 
--- No write before every pool has room: Lua does not roll back. `>=` because a limit may have been lowered.
+-- No write before every pool has room: Lua does not roll back.
+local demand = { lease = lease, holder = holder, tenant = tenant, request_id = request_id }
+local warm = warm_engines(fleet, engines, prefixes)
+local wanted = #warm > 0 and 'warm' or 'cold'
+local queue = fleet.prefix .. 'line:queue:' .. wanted .. ':' .. tenant
+local engine, class, full
 local in_use = live(tenant_pool, fleet.now)
-if in_use >= tenant_max then
-  return { 'FULL', fleet.epoch, fleet.grant, 'tenant:' .. tenant, in_use, tenant_max }
+if room(cap, 'tenant', in_use) <= 0 then
+  full = { name = 'tenant:' .. tenant, live = in_use, limit = cap.tenant }
 end
 in_use = live(total, fleet.now)
-if in_use >= total_max then
-  return { 'FULL', fleet.epoch, fleet.grant, 'total', in_use, total_max }
+if not full and room(cap, 'total', in_use) <= 0 then
+  full = { name = 'total', live = in_use, limit = cap.total }
 end
-local picked, full = pick_engine(fleet, limits, engines, prefixes)
-if not picked then
-  return { 'FULL', fleet.epoch, fleet.grant, 'engine:' .. full.name, full.live, full.limit }
+if not full then
+  engine, class, full = seat(fleet, limits, cap, engines, warm)
 end
-if not picked.warm then
-  in_use = live(cold, fleet.now)
-  if in_use >= cold_max then
-    return { 'FULL', fleet.epoch, fleet.grant, 'cold', in_use, cold_max }
-  end
+-- Whoever waits could not be granted just now; only this tenant's own waiters of the class go first.
+if not full and redis.call('EXISTS', queue) == 0 then
+  local number = grant(fleet, demand, engine, class, provisional_ms)
+  return { 'GRANTED', fleet.epoch, number, class, engine }
 end
 
-expiry = fleet.now + provisional_ms
-redis.call('ZADD', total, expiry, lease)
-redis.call('ZADD', tenant_pool, expiry, lease)
-redis.call('ZADD', fleet.prefix .. 'pool:engine:' .. picked.name, expiry, lease)
-local class = picked.warm and 'warm' or 'cold'
-if class == 'cold' then
-  redis.call('ZADD', cold, expiry, lease)
+full = full or { name = 'line', live = in_line, limit = in_line }
+local line_max, tenant_max = unpack(redis.call('HMGET', limits, 'line_max', 'line_max_per_tenant'))
+line_max, tenant_max = tonumber(line_max) or 0, tonumber(tenant_max) or 0
+-- A pool that is shut (limit 0 for the tenant) has no next place to wait for.
+if patience_ms > 0 and cap.tenant > 0 then
+  local own = redis.call('ZCARD', fleet.prefix .. 'line:queue:warm:' .. tenant)
+    + redis.call('ZCARD', fleet.prefix .. 'line:queue:cold:' .. tenant)
+  if in_line < line_max and own < tenant_max then
+    local words = {
+      holder,
+      tenant,
+      wanted,
+      string.format('%.0f', fleet.now + patience_ms),
+      string.format('%.0f', fleet.now),
+      request_id,
+      table.concat(engines, ','),
+      #warm > 0 and table.concat(warm, ',') or '-',
+    }
+    redis.call('HSET', waiting, lease, table.concat(words, ' '))
+    redis.call('ZADD', queue, redis.call('HINCRBY', meta, 'ticket', 1), lease)
+    stand(fleet, limits, tenant)
+    return { 'QUEUED', fleet.epoch, fleet.grant, in_line + 1 }
+  end
+  full = {
+    name = 'line',
+    live = in_line < line_max and own or in_line,
+    limit = in_line < line_max and tenant_max or line_max,
+  }
 end
-local grant = redis.call('HINCRBY', meta, 'grant', 1)
-redis.call('HSET', record, 'request_id', request_id, 'tenant', tenant, 'class', class, 'engine', picked.name,
-  'holder', holder, 'phase', 'granted', 'acquired_at', fleet.wall, 'grant', grant)
-return { 'GRANTED', fleet.epoch, grant, class, picked.name }
+local gap_ms = tonumber(redis.call('HGET', meta, 'gap')) or 0
+return { 'FULL', fleet.epoch, fleet.grant, full.name, full.live, full.limit, in_line, gap_ms }

@@ -8,7 +8,7 @@
 
   KEYS
     1  meta    hash     epoch, clock, last, learning_until, grant
-    2  limits  hash     engine:E
+    2  limits  hash     engine:E, shadow
     3  total   zset     lease -> expiry on the lease clock, ms
     4  record  hash     the facts of this lease
     5  events  stream   what was reclaimed
@@ -51,8 +51,24 @@ local function open_fleet(meta, nonce, tick_ms, learning_ms)
     local top = redis.call('ZREVRANGE', prefix .. 'pool:total', 0, 0, 'WITHSCORES')[2]
     clock = math.max(wall, top and tonumber(top) - 6 * tick_ms or 0)
     epoch, learning_until, grant = nonce, clock + learning_ms, 0
-    redis.call('HSET', meta, 'schema', 1, 'epoch', epoch, 'clock', clock, 'last', wall, 'grant', grant,
-      'learning_until', learning_until, 'tick_ms', tick_ms)
+    redis.call(
+      'HSET',
+      meta,
+      'schema',
+      1,
+      'epoch',
+      epoch,
+      'clock',
+      clock,
+      'last',
+      wall,
+      'grant',
+      grant,
+      'learning_until',
+      learning_until,
+      'tick_ms',
+      tick_ms
+    )
   end
 
   return {
@@ -67,6 +83,31 @@ end
 -- live(pool, now) -> integer. the one way to count: members whose lease is not past, so no reaper is needed
 local function live(pool, now)
   return redis.call('ZCOUNT', pool, '(' .. string.format('%.0f', now), '+inf')
+end
+-- caps(limits, tenant) -> caps or nil. the limits in force for one tenant; nil: the fleet has none
+--
+-- `shadow` lists kinds of pools (total, cold, tenant, engine) whose limits are only watched: they stay in
+-- `caps` for people to see and admit everybody, so operators can learn a number before they enforce it.
+local function caps(limits, tenant)
+  local total, cold, default, own, shadow =
+    unpack(redis.call('HMGET', limits, 'total', 'cold', 'tenant_default', 'tenant:' .. tenant, 'shadow'))
+  if not total then
+    return nil
+  end
+  total = tonumber(total) or 0
+  return {
+    total = total,
+    cold = tonumber(cold) or 0,
+    tenant = tonumber(own) or tonumber(default) or total,
+    shadow = ' ' .. string.gsub(shadow or '', '[^a-z]', ' ') .. ' ',
+  }
+end
+-- room(cap, kind, in_use) -> integer. free places of one pool; a watched pool always has one more
+local function room(cap, kind, in_use)
+  if string.find(cap.shadow, ' ' .. kind .. ' ', 1, true) then
+    return math.huge
+  end
+  return cap[kind] - in_use
 end
 -- leave(prefix, lease, tenant, engine) -> boolean. gives all places of a lease back; false: it had none
 --
@@ -83,51 +124,104 @@ local function leave(prefix, lease, tenant, engine)
   redis.call('DEL', prefix .. 'lease:' .. lease)
   return removed > 0
 end
--- settle(fleet, events, most) -> integer. drops overdue leases, `most` at a time, into the event stream
+-- stand(fleet, limits, tenant) -> nothing. puts a tenant where it belongs among those who may be granted next
+--
+-- The fairest is the tenant with the least live/weight, on equal shares the one whose oldest waiter came first:
+-- both in one number, the share in 1/1024 above the ticket of the head. Derived from what is held now, so it
+-- cannot drift and no tenant gains by staying away. A tenant at its quota stands nowhere until it is below.
+local function stand(fleet, limits, tenant)
+  local line = fleet.prefix .. 'line:'
+  if redis.call('EXISTS', line .. 'waiting', line .. 'tenants') == 0 then
+    return
+  end
+  local cap, weight = caps(limits, tenant), tonumber(redis.call('HGET', limits, 'weight:' .. tenant)) or 1
+  local in_use = live(fleet.prefix .. 'pool:tenant:' .. tenant, fleet.now)
+  local share = math.min(math.floor(in_use * 1024 / math.max(weight, 0.001)), 1048575)
+  local waits = false
+  for _, class in ipairs({ 'warm', 'cold' }) do
+    local head = redis.call('ZRANGE', line .. 'queue:' .. class .. ':' .. tenant, 0, 0, 'WITHSCORES')
+    waits = waits or #head > 0
+    if #head > 0 and cap and room(cap, 'tenant', in_use) > 0 then
+      redis.call(
+        'ZADD',
+        line .. 'next:' .. class,
+        share * 4294967296 + tonumber(head[2]) % 4294967296,
+        tenant
+      )
+    else
+      redis.call('ZREM', line .. 'next:' .. class, tenant)
+    end
+  end
+  if waits then
+    redis.call('ZADD', line .. 'tenants', fleet.now, tenant)
+  else
+    redis.call('ZREM', line .. 'tenants', tenant)
+  end
+end
+-- settle(fleet, limits, events, most) -> integer. drops overdue leases, `most` at a time, into the event stream
 --
 -- Overdue leases are counted by nobody, so how many are dropped decides only how tidy the sets are; the bound
 -- keeps ten thousand holders that died together from making one request wait.
-local function settle(fleet, events, most)
+local function settle(fleet, limits, events, most)
   local total = fleet.prefix .. 'pool:total'
   local overdue = redis.call('ZRANGEBYSCORE', total, '-inf', fleet.now, 'LIMIT', 0, most)
   for _, lease in ipairs(overdue) do
-    local tenant, engine, holder, class, acquired_at = unpack(redis.call('HMGET',
-      fleet.prefix .. 'lease:' .. lease, 'tenant', 'engine', 'holder', 'class', 'acquired_at'))
+    local tenant, engine, holder, class, acquired_at = unpack(
+      redis.call(
+        'HMGET',
+        fleet.prefix .. 'lease:' .. lease,
+        'tenant',
+        'engine',
+        'holder',
+        'class',
+        'acquired_at'
+      )
+    )
     leave(fleet.prefix, lease, tenant, engine)
-    redis.call('XADD', events, 'MAXLEN', '~', 10000, '*', 'kind', 'reclaimed', 'lease', lease,
-      'tenant', tenant or '', 'holder', holder or '', 'class', class or '', 'engine', engine or '',
-      'age_ms', math.max(0, fleet.wall - (tonumber(acquired_at) or fleet.wall)))
+    stand(fleet, limits, tenant or '')
+    redis.call(
+      'XADD',
+      events,
+      'MAXLEN',
+      '~',
+      10000,
+      '*',
+      'kind',
+      'reclaimed',
+      'lease',
+      lease,
+      'tenant',
+      tenant or '',
+      'holder',
+      holder or '',
+      'class',
+      class or '',
+      'engine',
+      engine or '',
+      'age_ms',
+      math.max(0, fleet.wall - (tonumber(acquired_at) or fleet.wall))
+    )
   end
   return #overdue
 end
--- pick_engine(fleet, limits, engines, prefixes) -> picked, full. the fittest engine with room
+-- pick_engine(fleet, limits, cap, engines) -> name, full. the engine with room and the fewest live permits
 --
--- picked = { name, warm } or nil; full = { name, live, limit } of the least loaded engine without room.
--- An engine that is known to hold a prefix of the prompt comes before one that is not; among equals the one
--- with the fewest live permits, then the caller's order.
-local function pick_engine(fleet, limits, engines, prefixes)
-  local picked, full
-  for _, name in ipairs(engines) do
-    local in_use = live(fleet.prefix .. 'pool:engine:' .. name, fleet.now)
-    local limit = tonumber(redis.call('HGET', limits, 'engine:' .. name)) or math.huge
-    if in_use >= limit then
+-- Among equals the caller's order decides. Without room anywhere name is nil and full = { name, live, limit }
+-- of the least loaded.
+local function pick_engine(fleet, limits, cap, engines)
+  local name, least, full
+  for _, candidate in ipairs(engines) do
+    local in_use = live(fleet.prefix .. 'pool:engine:' .. candidate, fleet.now)
+    cap.engine = tonumber(redis.call('HGET', limits, 'engine:' .. candidate)) or math.huge
+    if room(cap, 'engine', in_use) <= 0 then
       if not full or in_use < full.live then
-        full = { name = name, live = in_use, limit = limit }
+        full = { name = candidate, live = in_use, limit = cap.engine }
       end
-    else
-      local warm = false
-      if #prefixes > 0 then
-        local expiries = redis.call('ZMSCORE', fleet.prefix .. 'evidence:' .. name, unpack(prefixes))
-        for _, expiry in ipairs(expiries) do
-          warm = warm or (expiry and tonumber(expiry) > fleet.now) or false
-        end
-      end
-      if not picked or (warm and not picked.warm) or (warm == picked.warm and in_use < picked.live) then
-        picked = { name = name, warm = warm, live = in_use }
-      end
+    elseif not name or in_use < least then
+      name, least = candidate, in_use
     end
   end
-  return picked, full
+  return name, full
 end
 
 local meta, limits, total, record, events = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
@@ -135,18 +229,19 @@ local nonce, tick_ms, learning_ms = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]
 local lease, engines = ARGV[4], { unpack(ARGV, 5) }
 
 local fleet = open_fleet(meta, nonce, tick_ms, learning_ms)
-settle(fleet, events, 32)
+settle(fleet, limits, events, 32)
 
 local expiry = redis.call('ZSCORE', total, lease)
 local engine = redis.call('HGET', record, 'engine')
 if not expiry or tonumber(expiry) <= fleet.now or not engine then
   return { 'GONE', fleet.epoch, fleet.grant }
 end
-local picked, full = pick_engine(fleet, limits, engines, {})
-if not picked then
+local cap = caps(limits, '') or { shadow = '' }
+local name, full = pick_engine(fleet, limits, cap, engines)
+if not name then
   return { 'FULL', fleet.epoch, fleet.grant, 'engine:' .. full.name, full.live, full.limit }
 end
 redis.call('ZREM', fleet.prefix .. 'pool:engine:' .. engine, lease)
-redis.call('ZADD', fleet.prefix .. 'pool:engine:' .. picked.name, expiry, lease)
-redis.call('HSET', record, 'engine', picked.name)
-return { 'MOVED', fleet.epoch, fleet.grant, picked.name }
+redis.call('ZADD', fleet.prefix .. 'pool:engine:' .. name, expiry, lease)
+redis.call('HSET', record, 'engine', name)
+return { 'MOVED', fleet.epoch, fleet.grant, name }

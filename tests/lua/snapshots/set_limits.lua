@@ -6,7 +6,8 @@
   set      always; each change goes to the event stream with who, old and new value.
   restore  what a live gateway last saw, after Redis lost its data: unless another one saw newer, and
            without the fields that somebody has set since.
-  Idempotent. Cost: O(F) for F fields.
+  Whoever waits and fits now is granted at once. Nobody is cut by a lower limit.
+  Idempotent. Cost: O(F) for F fields, and a dispatch.
 
   KEYS
     1  meta    hash     epoch, clock, last, learning_until, grant, limits_seen
@@ -21,7 +22,8 @@
     4  mode         string   seed, set or restore
     5  who          string   for the event stream
     6  seen         integer  the lease clock at which these values were read (restore only)
-    7+ fields       string   two each: field, value
+    7  provisional_ms  integer  how long a lease lasts that is handed on
+    8+ fields       string   two each: field, value (empty: no value of its own, the default holds)
 
   RETURNS
     LIMITED  epoch  grant  changed
@@ -52,8 +54,24 @@ local function open_fleet(meta, nonce, tick_ms, learning_ms)
     local top = redis.call('ZREVRANGE', prefix .. 'pool:total', 0, 0, 'WITHSCORES')[2]
     clock = math.max(wall, top and tonumber(top) - 6 * tick_ms or 0)
     epoch, learning_until, grant = nonce, clock + learning_ms, 0
-    redis.call('HSET', meta, 'schema', 1, 'epoch', epoch, 'clock', clock, 'last', wall, 'grant', grant,
-      'learning_until', learning_until, 'tick_ms', tick_ms)
+    redis.call(
+      'HSET',
+      meta,
+      'schema',
+      1,
+      'epoch',
+      epoch,
+      'clock',
+      clock,
+      'last',
+      wall,
+      'grant',
+      grant,
+      'learning_until',
+      learning_until,
+      'tick_ms',
+      tick_ms
+    )
   end
 
   return {
@@ -65,10 +83,277 @@ local function open_fleet(meta, nonce, tick_ms, learning_ms)
     learning_ms = math.max(0, (tonumber(learning_until) or 0) - clock),
   }
 end
+-- live(pool, now) -> integer. the one way to count: members whose lease is not past, so no reaper is needed
+local function live(pool, now)
+  return redis.call('ZCOUNT', pool, '(' .. string.format('%.0f', now), '+inf')
+end
+-- lives(gateways, lease, now) -> boolean. whether the gateway that made this lease id still ticks
+local function lives(gateways, lease, now)
+  local holder = string.match(lease, '^(.*)~[^~]*$')
+  local session = holder and redis.call('ZSCORE', gateways, holder)
+  return session and tonumber(session) > now or false
+end
+-- caps(limits, tenant) -> caps or nil. the limits in force for one tenant; nil: the fleet has none
+--
+-- `shadow` lists kinds of pools (total, cold, tenant, engine) whose limits are only watched: they stay in
+-- `caps` for people to see and admit everybody, so operators can learn a number before they enforce it.
+local function caps(limits, tenant)
+  local total, cold, default, own, shadow =
+    unpack(redis.call('HMGET', limits, 'total', 'cold', 'tenant_default', 'tenant:' .. tenant, 'shadow'))
+  if not total then
+    return nil
+  end
+  total = tonumber(total) or 0
+  return {
+    total = total,
+    cold = tonumber(cold) or 0,
+    tenant = tonumber(own) or tonumber(default) or total,
+    shadow = ' ' .. string.gsub(shadow or '', '[^a-z]', ' ') .. ' ',
+  }
+end
+-- room(cap, kind, in_use) -> integer. free places of one pool; a watched pool always has one more
+local function room(cap, kind, in_use)
+  if string.find(cap.shadow, ' ' .. kind .. ' ', 1, true) then
+    return math.huge
+  end
+  return cap[kind] - in_use
+end
+-- stand(fleet, limits, tenant) -> nothing. puts a tenant where it belongs among those who may be granted next
+--
+-- The fairest is the tenant with the least live/weight, on equal shares the one whose oldest waiter came first:
+-- both in one number, the share in 1/1024 above the ticket of the head. Derived from what is held now, so it
+-- cannot drift and no tenant gains by staying away. A tenant at its quota stands nowhere until it is below.
+local function stand(fleet, limits, tenant)
+  local line = fleet.prefix .. 'line:'
+  if redis.call('EXISTS', line .. 'waiting', line .. 'tenants') == 0 then
+    return
+  end
+  local cap, weight = caps(limits, tenant), tonumber(redis.call('HGET', limits, 'weight:' .. tenant)) or 1
+  local in_use = live(fleet.prefix .. 'pool:tenant:' .. tenant, fleet.now)
+  local share = math.min(math.floor(in_use * 1024 / math.max(weight, 0.001)), 1048575)
+  local waits = false
+  for _, class in ipairs({ 'warm', 'cold' }) do
+    local head = redis.call('ZRANGE', line .. 'queue:' .. class .. ':' .. tenant, 0, 0, 'WITHSCORES')
+    waits = waits or #head > 0
+    if #head > 0 and cap and room(cap, 'tenant', in_use) > 0 then
+      redis.call(
+        'ZADD',
+        line .. 'next:' .. class,
+        share * 4294967296 + tonumber(head[2]) % 4294967296,
+        tenant
+      )
+    else
+      redis.call('ZREM', line .. 'next:' .. class, tenant)
+    end
+  end
+  if waits then
+    redis.call('ZADD', line .. 'tenants', fleet.now, tenant)
+  else
+    redis.call('ZREM', line .. 'tenants', tenant)
+  end
+end
+-- pick_engine(fleet, limits, cap, engines) -> name, full. the engine with room and the fewest live permits
+--
+-- Among equals the caller's order decides. Without room anywhere name is nil and full = { name, live, limit }
+-- of the least loaded.
+local function pick_engine(fleet, limits, cap, engines)
+  local name, least, full
+  for _, candidate in ipairs(engines) do
+    local in_use = live(fleet.prefix .. 'pool:engine:' .. candidate, fleet.now)
+    cap.engine = tonumber(redis.call('HGET', limits, 'engine:' .. candidate)) or math.huge
+    if room(cap, 'engine', in_use) <= 0 then
+      if not full or in_use < full.live then
+        full = { name = candidate, live = in_use, limit = cap.engine }
+      end
+    elseif not name or in_use < least then
+      name, least = candidate, in_use
+    end
+  end
+  return name, full
+end
+-- seat(fleet, limits, cap, engines, warm) -> engine, class, full. where a demand could run now, and as what
+--
+-- An engine that holds a prefix of the prompt first; where none of those has room, any other, if the cold pool
+-- has a place. Otherwise engine is nil and full = { name, live, limit } of the pool that is in the way.
+local function seat(fleet, limits, cap, engines, warm)
+  local engine = pick_engine(fleet, limits, cap, warm)
+  if engine then
+    return engine, 'warm'
+  end
+  local full
+  engine, full = pick_engine(fleet, limits, cap, engines)
+  if not engine then
+    return nil, nil, { name = 'engine:' .. full.name, live = full.live, limit = full.limit }
+  end
+  local in_use = live(fleet.prefix .. 'pool:cold', fleet.now)
+  if room(cap, 'cold', in_use) <= 0 then
+    return nil, nil, { name = 'cold', live = in_use, limit = cap.cold }
+  end
+  return engine, 'cold'
+end
+-- waiter(fleet, lease) -> demand or nil. one who stands in line, as it joined
+--
+-- A record is text that redis-cli shows as it is: holder tenant class deadline joined request_id engines warm.
+local function waiter(fleet, lease)
+  local record = redis.call('HGET', fleet.prefix .. 'line:waiting', lease)
+  if not record then
+    return nil
+  end
+  local words = {}
+  for word in string.gmatch(record, '%S+') do
+    words[#words + 1] = word
+  end
+  local function list(text)
+    local names = {}
+    for name in string.gmatch(text or '', '[^,]+') do
+      names[#names + 1] = name ~= '-' and name or nil
+    end
+    return names
+  end
+  return {
+    lease = lease,
+    holder = words[1],
+    tenant = words[2],
+    class = words[3],
+    deadline = tonumber(words[4]) or 0,
+    request_id = words[6] or '',
+    engines = list(words[7]),
+    warm = list(words[8]),
+  }
+end
+-- step_out(fleet, lease) -> tenant or nil. takes one waiter out of the line; nil: it stood in none
+local function step_out(fleet, lease)
+  local demand = waiter(fleet, lease)
+  if demand then
+    redis.call('HDEL', fleet.prefix .. 'line:waiting', lease)
+    redis.call('ZREM', fleet.prefix .. 'line:queue:' .. demand.class .. ':' .. demand.tenant, lease)
+    return demand.tenant
+  end
+end
+-- grant(fleet, demand, engine, class, provisional_ms) -> integer. writes every place of one permit, and its record
+local function grant(fleet, demand, engine, class, provisional_ms)
+  local prefix, expiry = fleet.prefix, fleet.now + provisional_ms
+  redis.call('ZADD', prefix .. 'pool:total', expiry, demand.lease)
+  redis.call('ZADD', prefix .. 'pool:tenant:' .. demand.tenant, expiry, demand.lease)
+  redis.call('ZADD', prefix .. 'pool:engine:' .. engine, expiry, demand.lease)
+  if class == 'cold' then
+    redis.call('ZADD', prefix .. 'pool:cold', expiry, demand.lease)
+  end
+  fleet.grant = redis.call('HINCRBY', prefix .. 'meta', 'grant', 1)
+  redis.call(
+    'HSET',
+    prefix .. 'lease:' .. demand.lease,
+    'request_id',
+    demand.request_id,
+    'tenant',
+    demand.tenant,
+    'class',
+    class,
+    'engine',
+    engine,
+    'holder',
+    demand.holder,
+    'phase',
+    'granted',
+    'acquired_at',
+    fleet.wall,
+    'grant',
+    fleet.grant
+  )
+  return fleet.grant
+end
+-- dispatch(fleet, limits, provisional_ms, most) -> integer. grants free places to the fairest waiters, and tells them
+--
+-- Called by whoever may have freed something, inside the same script: a place never lies idle while an eligible
+-- waiter stands in line, and nobody else can take it first. Each grant is an ordinary provisional lease, so a
+-- wake-up that is lost, or a waiter that just died, costs a place for a moment and never for good. Dead waiters
+-- are dropped as they reach the head. A waiter whose engine or cold place is taken lets others pass.
+local function dispatch(fleet, limits, provisional_ms, most)
+  local line = fleet.prefix .. 'line:'
+  if fleet.learning_ms > 0 or redis.call('EXISTS', line .. 'waiting') == 0 then
+    return 0
+  end
+  local granted, wakes, passed = 0, {}, { warm = 0, cold = 0 }
+  local total = caps(limits, '')
+  local free = total and room(total, 'total', live(fleet.prefix .. 'pool:total', fleet.now)) or 0
+  local cold_full = total and room(total, 'cold', live(fleet.prefix .. 'pool:cold', fleet.now)) <= 0
+  while free > 0 and most > 0 do
+    most = most - 1
+    local warm = redis.call('ZRANGE', line .. 'next:warm', passed.warm, passed.warm, 'WITHSCORES')
+    local cold = cold_full and {}
+      or redis.call('ZRANGE', line .. 'next:cold', passed.cold, passed.cold, 'WITHSCORES')
+    if #warm == 0 and #cold == 0 then
+      break
+    end
+    local class = (#cold == 0 or (#warm > 0 and tonumber(warm[2]) <= tonumber(cold[2]))) and 'warm' or 'cold'
+    local tenant = class == 'warm' and warm[1] or cold[1]
+    local lease = redis.call('ZRANGE', line .. 'queue:' .. class .. ':' .. tenant, 0, 0)[1]
+    local demand = lease and waiter(fleet, lease)
+    if
+      not demand
+      or demand.deadline <= fleet.now
+      or not lives(fleet.prefix .. 'gateways', lease, fleet.now)
+    then
+      if lease and not step_out(fleet, lease) then
+        redis.call('ZREM', line .. 'queue:' .. class .. ':' .. tenant, lease)
+      end
+      stand(fleet, limits, tenant)
+    else
+      local cap = caps(limits, tenant)
+      local engine, as = seat(fleet, limits, cap, demand.engines, demand.warm)
+      if room(cap, 'tenant', live(fleet.prefix .. 'pool:tenant:' .. tenant, fleet.now)) <= 0 then
+        stand(fleet, limits, tenant)
+      elseif not engine then
+        passed[class] = passed[class] + 1
+      else
+        step_out(fleet, lease)
+        local number = grant(fleet, demand, engine, as, provisional_ms)
+        stand(fleet, limits, tenant)
+        wakes[demand.holder] = (wakes[demand.holder] or '')
+          .. lease
+          .. ' '
+          .. number
+          .. ' '
+          .. as
+          .. ' '
+          .. engine
+          .. '\n'
+        granted, free = granted + 1, free - 1
+        cold_full = room(total, 'cold', live(fleet.prefix .. 'pool:cold', fleet.now)) <= 0
+      end
+    end
+  end
+  for holder, text in pairs(wakes) do
+    redis.call('PUBLISH', line .. 'wake:' .. holder, fleet.epoch .. '\n' .. text)
+  end
+  return granted
+end
+-- refresh_line(fleet, limits, tenants, heads) -> nothing. looks again at those who waited longest for a look
+--
+-- What changed without anybody freeing a place (a lease that lapsed, a limit that was edited by hand, a gateway
+-- that died) reaches the order of the line here, a bounded number of tenants at a time.
+local function refresh_line(fleet, limits, tenants, heads)
+  local line = fleet.prefix .. 'line:'
+  for _, tenant in ipairs(redis.call('ZRANGE', line .. 'tenants', 0, tenants - 1)) do
+    for _, class in ipairs({ 'warm', 'cold' }) do
+      local queue = line .. 'queue:' .. class .. ':' .. tenant
+      for _, lease in ipairs(redis.call('ZRANGE', queue, 0, heads - 1)) do
+        local demand = waiter(fleet, lease)
+        if not demand then
+          redis.call('ZREM', queue, lease)
+        elseif demand.deadline <= fleet.now or not lives(fleet.prefix .. 'gateways', lease, fleet.now) then
+          step_out(fleet, lease)
+        end
+      end
+    end
+    stand(fleet, limits, tenant)
+  end
+end
 
 local meta, limits, events, set_at = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local nonce, tick_ms, learning_ms = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
-local mode, who, seen, fields = ARGV[4], ARGV[5], tonumber(ARGV[6]), 7
+local mode, who, seen = ARGV[4], ARGV[5], tonumber(ARGV[6])
+local provisional_ms, fields = tonumber(ARGV[7]), 8
 
 local fleet = open_fleet(meta, nonce, tick_ms, learning_ms)
 if mode == 'restore' then
@@ -94,9 +379,29 @@ for i = fields, #ARGV, 2 do
     redis.call('HSET', limits, field, new)
     changed = changed + 1
     if mode ~= 'seed' then
-      redis.call('XADD', events, 'MAXLEN', '~', 10000, '*', 'kind', 'limit_' .. mode, 'who', who,
-        'field', field, 'old', old or '', 'new', new)
+      redis.call(
+        'XADD',
+        events,
+        'MAXLEN',
+        '~',
+        10000,
+        '*',
+        'kind',
+        'limit_' .. mode,
+        'who',
+        who,
+        'field',
+        field,
+        'old',
+        old or '',
+        'new',
+        new
+      )
     end
   end
+end
+if changed > 0 then
+  refresh_line(fleet, limits, 256, 1)
+  dispatch(fleet, limits, provisional_ms, 128)
 end
 return { 'LIMITED', fleet.epoch, fleet.grant, changed }
