@@ -3,16 +3,15 @@
 import asyncio
 import shutil
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from services.cli import admin_commands, tenant_commands
 from services.cli.failure import Failure
+from services.cli.options import Config, Json, OneFleet, RedisUrl, environ_of, settings_of
 from services.cli.place import shown
-from services.settings.load import find_config, load
-from services.settings.schema import Settings
 
 app = typer.Typer(
     name="tenure",
@@ -22,14 +21,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-Config = Annotated[
-    Path | None,
-    typer.Option(
-        "--config", help="The TOML file. Default: $TENURE_CONFIG, tenure.toml, .tenure/tenure.toml."
-    ),
-]
-RedisUrl = Annotated[str | None, typer.Option("--redis-url", help="Use this Redis instead of redis.url.")]
-Json = Annotated[bool, typer.Option("--json", help="Plain JSON on stdout.")]
 Host = Annotated[str, typer.Option("--host", help="Address to listen on.")]
 PortNumber = typer.Option("--port", min=0, max=65535, help="Port to listen on. Default: the configuration's.")
 
@@ -40,7 +31,10 @@ def up(
     *,
     gateways: Annotated[int, typer.Option("--gateways", min=1, max=64, help="How many replicas.")] = 2,
     port: Annotated[
-        int | None, typer.Option("--port", min=0, max=65535, help="First gateway's port. Default: 8700.")
+        int | None,
+        typer.Option(
+            "--port", min=0, max=65535, help="First gateway's port; the others move along. Default: 8700."
+        ),
     ] = None,
     redis_url: Annotated[
         str | None,
@@ -49,7 +43,7 @@ def up(
     engine: Annotated[list[str] | None, typer.Option("--engine", help="Front this one.")] = None,
     config: Annotated[Path | None, typer.Option("--config", help="Use its fleets and tenants.")] = None,
     reaper_port: Annotated[int | None, typer.Option("--reaper-port", min=0, max=65535)] = None,
-    engine_port: Annotated[int, typer.Option("--engine-port", min=0, max=65535)] = 8710,
+    engine_port: Annotated[int | None, typer.Option("--engine-port", min=0, max=65535)] = None,
     as_json: Json = False,
 ) -> None:
     """Start everything on this machine: Redis, an engine, gateways and a reaper. Ctrl-C stops all of it."""
@@ -67,7 +61,7 @@ def up(
         config=config,
     )
     report = Report(as_json=as_json, program=_program())
-    asyncio.run(go(wishes, _environ(context), report))
+    asyncio.run(go(wishes, environ_of(context), report))
 
 
 @app.command()
@@ -83,7 +77,7 @@ def gateway(
     """Run one gateway replica until SIGTERM; it drains first."""
     from services.gateway.__main__ import run
 
-    settings = _settings(context, config, redis_url)
+    settings = settings_of(context, config, redis_url)
     try:
         raise typer.Exit(run(settings, host=host, port=port, name=name))
     except OSError as error:
@@ -104,7 +98,7 @@ def reaper(
     """Take back the leases of holders that died, until SIGTERM."""
     from services.reaper.run import run, run_once
 
-    settings = _settings(context, config, redis_url)
+    settings = settings_of(context, config, redis_url)
     if once:
         raise typer.Exit(run_once(settings, as_json=as_json))
     raise typer.Exit(run(settings, host=host, port=settings.reaper.port if port is None else port))
@@ -148,7 +142,7 @@ def fleets(
     """Show what each fleet has in use, pool by pool."""
     from services.cli.looks import show_fleets
 
-    asyncio.run(show_fleets(_settings(context, config, redis_url), as_json=as_json))
+    asyncio.run(show_fleets(settings_of(context, config, redis_url), as_json=as_json))
 
 
 @app.command()
@@ -156,7 +150,7 @@ def leases(
     context: typer.Context,
     *,
     config: Config = None,
-    fleet: Annotated[str | None, typer.Option("--fleet", help="Only this fleet.")] = None,
+    fleet: OneFleet = None,
     tenant: Annotated[str | None, typer.Option("--tenant", help="Only this tenant.")] = None,
     most: Annotated[int, typer.Option("--limit", min=1, max=10_000, help="So many per fleet.")] = 1000,
     redis_url: RedisUrl = None,
@@ -165,7 +159,7 @@ def leases(
     """Show who holds what, since when, for how long."""
     from services.cli.looks import show_leases
 
-    settings = _settings(context, config, redis_url)
+    settings = settings_of(context, config, redis_url)
     asyncio.run(show_leases(settings, fleet=fleet, tenant=tenant, most=most, as_json=as_json))
 
 
@@ -176,8 +170,12 @@ def doctor(
     """Check configuration, Redis and engines; say what is wrong and how to put it right."""
     from services.cli.diagnosis import diagnose
 
-    healthy = asyncio.run(diagnose(config, _environ(context), redis_url=redis_url, as_json=as_json))
+    healthy = asyncio.run(diagnose(config, environ_of(context), redis_url=redis_url, as_json=as_json))
     raise typer.Exit(0 if healthy else 1)
+
+
+admin_commands.register(app)
+tenant_commands.register(app)
 
 
 def _program() -> str:
@@ -187,15 +185,3 @@ def _program() -> str:
         return "python -m services.cli"
     found = shutil.which("tenure")
     return "tenure" if found and Path(found).samefile(called) else shown(called)
-
-
-def _environ(context: typer.Context) -> Mapping[str, str]:
-    environ: Mapping[str, str] = context.obj
-    return environ
-
-
-def _settings(context: typer.Context, config: Path | None, redis_url: str | None) -> Settings:
-    """Return the configuration in force; the command line wins over the environment and the file."""
-    environ = _environ(context)
-    overrides = {"redis": {"url": redis_url}} if redis_url else {}
-    return load(find_config(config, environ), environ, **overrides)

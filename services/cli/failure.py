@@ -1,4 +1,4 @@
-"""How a command fails: one clear line on stderr and exit code 1."""
+"""How a command fails: one clear line on stderr, exit code 1, or 2 for wrong usage."""
 
 import os
 from urllib.parse import urlsplit
@@ -6,6 +6,10 @@ from urllib.parse import urlsplit
 
 class Failure(Exception):
     """The check or call failed. The message is one line with the cause and the cure."""
+
+
+class WrongUsage(Exception):
+    """What was typed can never be right, whatever Redis holds. The message is one line with the rule."""
 
 
 def why(error: BaseException) -> str:

@@ -124,6 +124,7 @@ def _hints(started: Started, program: str) -> list[tuple[str, str]]:
     same = found is not None and found.resolve() == place.config.resolve()
     config = "" if same else f" --config {shown(place.config)}"
     hints = [
+        (f"{program} top{config}", "all of it, live"),
         (f"{program} leases{config}", "who holds what, since when, for how long"),
         (f"{program} fleets{config}", "what is in use, pool by pool"),
         (f"{program} doctor{config}", "what is wrong, and how to put it right"),

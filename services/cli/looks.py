@@ -1,18 +1,15 @@
 """Read-only looks into Redis: `tenure fleets` and `tenure leases`."""
 
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
-from services.cli.failure import Failure, address, why
+from services.cli.failure import Failure
+from services.cli.reach import open_store
 from services.cli.shown import print_json, print_rows
-from services.permits.connect import connect
-from services.permits.errors import Unavailable
 from services.permits.model import Counts, LeaseRow
 from services.permits.store import Store
 from services.settings.schema import Settings
-from services.settings.seed import lease_times
 
 _LEASE_COLUMNS: Final = (
     "fleet",
@@ -32,7 +29,7 @@ Row = dict[str, Any]
 
 async def show_fleets(settings: Settings, *, as_json: bool) -> None:
     """Print what each fleet has in use, pool by pool, and its limits."""
-    async with _store(settings) as store:
+    async with open_store(settings) as store:
         counted = [(fleet, await _count(store, fleet, settings)) for fleet in await _fleets(store, settings)]
     if as_json:
         print_json({"fleets": [_fleet_view(fleet, counts) for fleet, counts in counted]})
@@ -45,7 +42,7 @@ async def show_leases(
     settings: Settings, *, fleet: str | None, tenant: str | None, most: int, as_json: bool
 ) -> None:
     """Print every live lease, the soonest to expire first; `most` per fleet."""
-    async with _store(settings) as store:
+    async with open_store(settings) as store:
         fleets = await _fleets(store, settings)
         if fleet is not None and fleet not in fleets:
             raise Failure(f"no fleet {fleet!r}; the fleets are: {', '.join(fleets) or 'none'}")
@@ -59,21 +56,6 @@ async def show_leases(
         print_json({"leases": [_lease_view(name, lease) for name, lease in leases]})
         return
     print_rows(_LEASE_COLUMNS, [_lease_row(name, lease) for name, lease in leases], empty="no live leases")
-
-
-@asynccontextmanager
-async def _store(settings: Settings) -> AsyncIterator[Store]:
-    """Yield a store on a connection of its own. What Redis refuses becomes a Failure."""
-    client = connect(settings.redis.url, max_connections=2)
-    try:
-        yield Store(client, prefix=settings.redis.prefix, times=lease_times(settings))
-    except Unavailable as error:
-        where = address(settings.redis.url)
-        raise Failure(
-            f"Redis at {where} does not answer ({why(error)}): start it, or correct redis.url"
-        ) from error
-    finally:
-        await client.aclose()
 
 
 async def _fleets(store: Store, settings: Settings) -> list[str]:

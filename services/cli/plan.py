@@ -20,15 +20,20 @@ DEMO: Final = "demo"
 SLOTS: Final = 8
 PLACEHOLDER: Final = "MODEL"
 
+ENGINE_PORT: Final = 8710
+# How far from the first gateway's port the others are when that one is chosen.
+ENGINE_STEP: Final = 10
+REAPER_STEP: Final = 90
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wishes:
-    """The command line of `tenure up`. A port that is None comes from the configuration."""
+    """The command line of `tenure up`. A port that is None comes from `port`, else from the configuration."""
 
     gateways: int
     port: int | None
     reaper_port: int | None
-    engine_port: int
+    engine_port: int | None
     redis_url: str | None
     engines: Sequence[str]
     config: Path | None
@@ -106,7 +111,10 @@ def _model_of(file: Settings, base: Path | None) -> str:
 def _listeners(
     wishes: Wishes, file: Settings | None
 ) -> tuple[tuple[Listener, ...], Listener, Listener | None]:
-    """Give everybody a port: the one asked for, the file's, or the default; 0 is any free one."""
+    """Give everybody a port: the one asked for, the file's, or the default; 0 is any free one.
+
+    A first port that was asked for takes the others along, so that one option makes room for a second `up`.
+    """
     defaults = file or Settings()
     first = defaults.gateway.port if wishes.port is None else wishes.port
     ports = [first and first + number for number in range(wishes.gateways)]
@@ -114,11 +122,16 @@ def _listeners(
         Listener(f"gateway g{number}", port or free_port(), "--port")
         for number, port in enumerate(ports, start=1)
     )
-    reaper_port = defaults.reaper.port if wishes.reaper_port is None else wishes.reaper_port
+    reaper_port, engine_port = wishes.reaper_port, wishes.engine_port
+    if reaper_port is None:
+        moves = wishes.port is not None and "port" not in defaults.reaper.model_fields_set
+        reaper_port = first and first + REAPER_STEP if moves else defaults.reaper.port
     reaper = Listener("reaper", reaper_port or free_port(), "--reaper-port")
     if wishes.engines:
         return gateways, reaper, None
-    return gateways, reaper, Listener("engine", wishes.engine_port or free_port(), "--engine-port")
+    if engine_port is None:
+        engine_port = ENGINE_PORT if wishes.port is None else first and first + ENGINE_STEP
+    return gateways, reaper, Listener("engine", engine_port or free_port(), "--engine-port")
 
 
 async def _demo_fleet(

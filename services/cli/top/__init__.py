@@ -1,0 +1,1 @@
+"""`tenure top`: one fleet live in a terminal, redrawn as it changes."""

@@ -1,0 +1,227 @@
+"""One frame of `tenure top`: a snapshot as lines that fit the terminal, the most urgent first.
+
+Everything is cut to the width; what does not fit the height is counted in its title. In a terminal of a few
+lines the recent events go first, then tenants and line, then leases.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from rich.text import Text
+
+from services.cli.top.parts import (
+    Column,
+    Signs,
+    beside,
+    cell,
+    clock_of,
+    gauge,
+    middle,
+    span,
+    table,
+    titled,
+)
+from services.cli.top.snapshot import Event, Snapshot
+from services.cli.top.view import View
+
+# Where nothing limits the height: a frame in a pipe or a file.
+ALL_ROWS: Final = 1000
+_HEAD_ROWS: Final = 1
+_FOOT_ROWS: Final = 1
+# Title and head of a block.
+_TOP_ROWS: Final = 2
+_PLUMBING: Final = frozenset({"id", "at", "kind", "fleet"})
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """The size of a terminal and what it can draw."""
+
+    width: int
+    height: int
+    signs: Signs
+    interval_s: float = 0.0
+
+
+def frame(snapshot: Snapshot, view: View, page: Page) -> list[Text]:
+    """Return at most `page.height` lines of at most `page.width` cells."""
+    head = [_head(snapshot, view, page)]
+    pools = _pools(snapshot, page)
+    left = page.height - _HEAD_ROWS - _FOOT_ROWS
+    pools = pools[: max(1, left // 3)]
+    left -= len(pools)
+    both, events = _rows_below(snapshot, view, left)
+    blocks = [*head, *pools, *(_both(snapshot, view, page, both) if both else [])]
+    leases = max(0, left - (both + _TOP_ROWS if both else 0) - (events + 1 if events else 0) - _TOP_ROWS)
+    blocks += _leases(snapshot, view, page, leases) if leases else []
+    blocks += _recent(snapshot, page, events) if events else []
+    blank = [] if page.height >= ALL_ROWS else [Text()] * (page.height - len(blocks) - _FOOT_ROWS)
+    lines = [*blocks, *blank, _foot(view, page)][-page.height :]
+    for line in lines:
+        line.truncate(page.width)
+    return lines
+
+
+def _rows_below(snapshot: Snapshot, view: View, left: int) -> tuple[int, int]:
+    """Share `left` lines out: rows for tenants and line, rows for events; the leases get the rest."""
+    wanted = max(len(_tenants(snapshot, view)), len(view.line(snapshot)), 1)
+    both = min(wanted, max(0, left // 3 - _TOP_ROWS + 1))
+    events = min(max(len(snapshot.recent), 1), max(0, left // 4 - 1))
+    return both, events
+
+
+def _head(snapshot: Snapshot, view: View, page: Page) -> Text:
+    state = snapshot.state
+    at = snapshot.fleets.index(snapshot.fleet) + 1
+    words = [f"fleet {snapshot.fleet} ({at}/{len(snapshot.fleets)})"]
+    words.append(f"{state['gateways']} gateway{'' if state['gateways'] == 1 else 's'}")
+    if view.tenant:
+        words.append(f"tenant {view.tenant}*")
+    warnings = []
+    if state["learning_ms"]:
+        warnings.append(f"learning for {span(state['learning_ms'])}")
+    if state["shadow"]:
+        warnings.append(f"only watched: {' '.join(state['shadow'])}")
+    if state["over_commit"]:
+        warnings.append(f"{state['over_commit']} over the limit")
+    right = f"{snapshot.at:%H:%M:%S}" + (f" every {page.interval_s:g}s" if page.interval_s else "")
+    line = Text.assemble(("tenure top", "bold"), "  ", "  ".join(words))
+    for warning in warnings:
+        line.append("  ").append(warning, style="bold red")
+    line.truncate(max(0, page.width - len(right) - 1), pad=True)
+    return line.append(" ").append(right, style="dim")
+
+
+def _pools(snapshot: Snapshot, page: Page) -> list[Text]:
+    pools = snapshot.state["pools"]
+    shown = {"total": pools["total"], "cold": pools["cold"], **pools["engines"]}
+    half = (page.width - 2) // 2
+    gauges = [
+        gauge(name, pool["in_use"], pool["limit"], half, page.signs)
+        for name, pool in list(shown.items())[: page.height]
+    ]
+    return [
+        Text("  ").join(gauges[number : number + 2]) if number + 1 < len(gauges) else gauges[number]
+        for number in range(0, len(gauges), 2)
+    ]
+
+
+def _tenants(snapshot: Snapshot, view: View) -> list[tuple[str, Any]]:
+    """Return the tenants that are shown, those first who wait or hold the most."""
+    tenants = snapshot.state["pools"]["tenants"]
+    shown = [(name, pool) for name, pool in tenants.items() if name.startswith(view.tenant)]
+    return sorted(shown, key=lambda item: (-item[1]["waiting"], -item[1]["in_use"], item[0]))
+
+
+def _both(snapshot: Snapshot, view: View, page: Page, rows: int) -> list[Text]:
+    """Return tenants and line, side by side."""
+    left = page.width // 2
+    right = page.width - left - 1
+    return beside(
+        _tenant_block(snapshot, view, page, (left, rows)),
+        _line_block(snapshot, view, page, (right, rows)),
+        left,
+    )
+
+
+def _tenant_block(snapshot: Snapshot, view: View, page: Page, size: tuple[int, int]) -> list[Text]:
+    width, rows = size
+    every = _tenants(snapshot, view)
+    columns = [
+        Column("name", max(4, width - 24)),
+        *(Column(t, 7, "right") for t in ("in use", "limit", "waiting")),
+    ]
+    cells = []
+    for name, pool in every[:rows]:
+        limit = pool["limit"]
+        full = limit is not None and pool["in_use"] >= limit
+        style = "red" if full and pool["waiting"] else "yellow" if full else ""
+        figures = (str(pool["in_use"]), "-" if limit is None else str(limit), str(pool["waiting"]))
+        cells.append(((name, *figures), style))
+    return [_title(titled("TENANTS", len(cells), len(every))), *table(columns, cells, width, page.signs)]
+
+
+def _line_block(snapshot: Snapshot, view: View, page: Page, size: tuple[int, int]) -> list[Text]:
+    width, rows = size
+    every = view.line(snapshot)
+    columns = [
+        Column("tenant", max(4, width - 22)),
+        Column("class", 5),
+        Column("waited", 6, "right"),
+        Column("until", 7, "right"),
+    ]
+    cells = [((w.tenant, w.class_, span(w.waited_ms), span(w.deadline_in_ms)), "") for w in every[:rows]]
+    total = len(every) if view.tenant else max(len(every), snapshot.state["waiting"])
+    return [_title(titled("LINE", len(cells), total)), *table(columns, cells, width, page.signs)]
+
+
+def _leases(snapshot: Snapshot, view: View, page: Page, rows: int) -> list[Text]:
+    every = view.leases(snapshot)
+    ids = [lease.lease for lease in every]
+    at = ids.index(view.selected) if view.selected in ids else 0
+    # The selected one stays on the screen.
+    first = max(0, min(at - rows // 2, len(every) - rows))
+    shown = every[first : first + rows]
+    id_width = max(8, page.width - 59)
+    columns = [
+        Column("", 1),
+        Column("lease", id_width),
+        Column("tenant", 12),
+        Column("class", 5),
+        Column("phase", 8),
+        Column("engine", 10),
+        Column("age", 7, "right"),
+        Column("left", 6, "right"),
+    ]
+    cells = []
+    for lease in shown:
+        selected = lease.lease == view.selected
+        row = (
+            page.signs.mark if selected else "",
+            middle(lease.lease, id_width, page.signs),
+            *(lease.tenant, lease.class_, lease.phase, lease.engine),
+            *(span(lease.age_ms), span(lease.expires_in_ms)),
+        )
+        cells.append((row, "reverse" if selected else ""))
+    total = len(every) if view.tenant else max(len(every), snapshot.state["pools"]["total"]["in_use"])
+    title = titled("LEASES, oldest first:", len(shown), total)
+    return [_title(title), *table(columns, cells, page.width, page.signs)]
+
+
+def _recent(snapshot: Snapshot, page: Page, rows: int) -> list[Text]:
+    title = "RECENT" if snapshot.recent else "RECENT: nothing yet"
+    return [_title(title), *(_event(event, page) for event in snapshot.recent[:rows])]
+
+
+def _event(event: Event, page: Page) -> Text:
+    kind = str(event.get("kind", "?"))
+    style = {"reclaimed": "yellow", "revoked": "magenta", "reasserted": "red"}.get(kind, "")
+    rest = " ".join(f"{key}={value}" for key, value in _telling(event) if value not in ("", None))
+    text = f"{clock_of(event['at'])} {kind} {rest}"
+    return Text(cell(text, page.width, page.signs), style=style)
+
+
+def _telling(event: Event) -> Sequence[tuple[str, Any]]:
+    """Return what an event says, the long id last: it is what may be cut."""
+    facts = [(key, value) for key, value in event.items() if key not in _PLUMBING]
+    return sorted(facts, key=lambda fact: fact[0] in ("lease", "holder", "request_id"))
+
+
+def _title(text: str) -> Text:
+    return Text(text, style="bold")
+
+
+def _foot(view: View, page: Page) -> Text:
+    match view.mode:
+        case "filter":
+            return Text(f"tenant begins with: {view.typed}_   (Enter shows them, Esc leaves)", style="bold")
+        case "confirm":
+            lease = middle(view.selected or "", max(8, page.width - 32), page.signs).rstrip()
+            return Text(f"revoke {lease}? y ends its request, n not", style="bold red")
+        case "browse" if view.trouble:
+            return Text(view.trouble, style="bold red")
+        case "browse" if view.note:
+            return Text(view.note, style="bold")
+        case "browse":
+            return Text("q quit  f fleet  t tenant  up/down select  r revoke  Esc all", style="dim")
