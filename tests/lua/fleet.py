@@ -48,7 +48,7 @@ class RawFleet:
     ) -> list[Any]:
         """Run one script; `keys` and `args` by the names of its header, beside those every script shares."""
         self.nonces += 1
-        shared = ("meta", "limits", "total", "cold", "gateways", "events")
+        shared = ("meta", "limits", "total", "cold", "gateways", "events", "waiting", "draining")
         named: dict[str, Arg] = {
             "nonce": f"epoch{self.nonces}",
             "tick_ms": self.times.tick_ms,
@@ -95,6 +95,7 @@ class RawFleet:
         engines: Iterable[str] = ("e1",),
         prefixes: Iterable[str] = (),
         holder: str = HOLDER,
+        patience_ms: int = 0,
     ) -> list[Any]:
         engines = tuple(engines)
         return self.run(
@@ -107,13 +108,15 @@ class RawFleet:
                 "holder": holder,
                 "tenant": tenant,
                 "request_id": f"req-{lease}",
+                "patience_ms": patience_ms,
                 "engine_count": len(engines),
             },
         )
 
-    def tick(self, *held: list[Arg], holder: str = HOLDER) -> list[Any]:
-        """Renew what `held` made."""
-        return self.run("tick", *(word for facts in held for word in facts), args={"holder": holder})
+    def tick(self, *held: list[Arg], holder: str = HOLDER, waiters: Iterable[str] = ()) -> list[Any]:
+        """Renew what `held` made, and ask what became of `waiters`."""
+        facts = [word for one in held for word in one]
+        return self.run("tick", *facts, *waiters, args={"holder": holder, "lease_count": len(held)})
 
     def downgrade(self, *leases: str) -> list[Any]:
         return self.run("downgrade", *leases)
