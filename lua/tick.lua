@@ -15,6 +15,7 @@
     5  gateways  zset     holder -> session expiry
     6  events    stream   what was reclaimed and re-asserted
     7  waiting   hash     lease -> the demand of one who stands in line
+    8  draining  set      holders that were told to drain
 
   ARGV
     1  nonce        string   the epoch to start when there is none
@@ -31,7 +32,7 @@
   RETURNS
     TICKED  epoch  grant  clock  learning_ms  gateways  missing  cut  granted  then so many of each, and the gone:
             missing  lease                      had to be added
-            cut      lease, reason              somebody ended it
+            cut      lease, reason              somebody ended it; `*`, `drain`: the gateway is to drain
             granted  lease, class, engine, grant  waited, and has its permit
             gone     lease                      waited, and is not known any more
 ]]
@@ -52,8 +53,8 @@
 -- @include dispatch
 -- @include refresh_line
 
-local meta, limits, total, cold, gateways, events, waiting =
-  KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7]
+local meta, limits, total, cold, gateways, events, waiting, draining =
+  KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8]
 local nonce, tick_ms, learning_ms, ttl_ms = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
 local provisional_ms, holder, lease_count = tonumber(ARGV[5]), ARGV[6], tonumber(ARGV[7])
 local leases, width = 8, 9
@@ -67,6 +68,7 @@ redis.call('ZADD', gateways, fleet.now + 3 * tick_ms, holder)
 local stale = redis.call('ZRANGEBYSCORE', gateways, '-inf', fleet.now, 'LIMIT', 0, 32)
 if #stale > 0 then
   redis.call('ZREM', gateways, unpack(stale))
+  redis.call('SREM', draining, unpack(stale))
 end
 
 local ids, records, members = {}, {}, {}
@@ -90,6 +92,9 @@ for i = leases, waiters - 1, width do
 end
 
 local missing, cut = {}, {}
+if redis.call('SISMEMBER', draining, holder) == 1 then
+  cut = { '*', 'drain' }
+end
 if #ids > 0 then
   local scores = redis.call('ZMSCORE', total, unpack(ids))
   for n, lease in ipairs(ids) do

@@ -53,6 +53,7 @@ class ScriptCaller:
             "gateways": keys.gateways,
             "events": keys.events,
             "waiting": keys.waiting,
+            "draining": keys.draining,
             **more,
         }
 

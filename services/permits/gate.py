@@ -10,7 +10,7 @@ To let something else own the permit (a response body that streams on after the 
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Final, TypeVar
@@ -104,11 +104,11 @@ class Gate:
 
     async def count(self, fleet: str, tenants: Sequence[str] = (), engines: Sequence[str] = ()) -> Counts:
         """Count live leases now; raises Unavailable."""
-        return await _unhurt(self._store.count(fleet, tenants, engines))
+        return await unhurt(self._store.count(fleet, tenants, engines))
 
     async def move(self, permit: Permit, engines: Sequence[str]) -> bool:
         """Before the first byte: take the permit to another engine with room. False: it stays where it is."""
-        answer = await _unhurt(self._store.move(permit.fleet, permit.id, engines))
+        answer = await unhurt(self._store.move(permit.fleet, permit.id, engines))
         if not isinstance(answer, str):
             return False
         permit.engine = answer
@@ -143,7 +143,7 @@ class Hold:
             self._permit.close()
 
 
-async def _unhurt(call: Coroutine[object, object, T]) -> T:
+async def unhurt(call: Coroutine[object, object, T]) -> T:
     """Await a call to Redis so that cancelling the caller does not cut it in the middle of a reply."""
     return await asyncio.shield(asyncio.ensure_future(call))
 
@@ -159,12 +159,14 @@ async def open_gate(
     keys: Mapping[str, str] | None = None,
     listener: Listener | None = None,
     max_connections: int = CONNECTIONS_MAX,
+    on_drain: Callable[[], None] | None = None,
 ) -> AsyncIterator[Gate]:
     """Connect, start renewing, and yield the gate; on the way out flush what is left and stop.
 
     Raises Unusable when this Redis can never hold leases (too old, evicting) and BadName for an unfit `name`.
     A Redis that is away is no error: the gate refuses until it is there. `keys` are hashes of callers' keys
     with their tenants, and `fleets[...].limits` limits; both are written where Redis has no value yet.
+    `on_drain` is called once, in this event loop, when an administrator tells this process to drain.
     """
     times, listener = times or LeaseTimes(), listener or Silent()
     # The nonce makes every start of a process a new holder: nothing of a former life is mistaken for its own.
@@ -177,6 +179,7 @@ async def open_gate(
         fleets=fleets,
         keys=keys or {},
         listener=listener,
+        on_drain=on_drain,
     )
     client = connect(redis_url, max_connections=max_connections)
     store = Store(client, prefix=prefix, times=times, listener=listener)

@@ -29,8 +29,8 @@ class Ledger(ScriptCaller):
 
     async def drain(self, fleet: str, holder: str, *, who: str) -> int | None:
         """Tell a gateway to admit nothing more; None when it has no session in this fleet."""
-        named = self._named(fleet, draining=self.keys(fleet).draining)
-        changed: int | None = await self._run("drain", named, {"holder": holder, "who": who}, ())
+        args = {"holder": holder, "who": who}
+        changed: int | None = await self._run("drain", self._named(fleet), args, ())
         return changed
 
     async def limit_fields(self, fleet: str) -> dict[str, str]:

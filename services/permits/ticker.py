@@ -35,6 +35,8 @@ from services.permits.waiters import News, Waiters
 
 # How long a stopping process tries to hand its last releases to Redis.
 LAST_FLUSH_S: Final = 2.0
+# In place of a lease id: what follows is said to the gateway itself. See lua/drain.lua.
+WHOLE_GATEWAY: Final = "*"
 # Between attempts while Redis is away: soon enough to recover within a second, too slow to hammer.
 RETRY_S: Final = (0.05, 0.5)
 
@@ -54,8 +56,10 @@ class Ticker:
         fleets: Mapping[str, FleetPolicy],
         keys: Mapping[str, str],
         listener: Listener,
+        on_drain: Callable[[], None] | None = None,
     ) -> None:
         """Build everything; nothing runs before `start`."""
+        self._on_drain = on_drain
         self.holdings = Holdings()
         self.waiters = Waiters()
         self.outbox = Outbox(self.wake)
@@ -132,9 +136,19 @@ class Ticker:
     def hear(self, fleet: str, news: Iterable[tuple[str, News]]) -> None:
         """Tell waiters and holders what Redis said of them; in the owners' event loop."""
         for lease, one in self.waiters.tell(fleet, news):
+            if lease == WHOLE_GATEWAY:
+                self._drain()
+                continue
             permit = self.holdings.get(fleet, lease) if isinstance(one, Cut) else None
             if permit is not None and permit.on_cut is not None and isinstance(one, Cut):
                 permit.on_cut(one.reason)
+
+    def _drain(self) -> None:
+        """Pass on, once, that this process is to admit nothing more and stop; each tick says so again."""
+        call, self._on_drain = self._on_drain, None
+        if call is not None:
+            log.info("told_to_drain", holder=self._holder)
+            call()
 
     def suspect(self) -> None:
         """Take Redis for away until a tick succeeds: the first command after trouble is a tick."""
@@ -265,7 +279,9 @@ class Ticker:
             async with asyncio.timeout(LAST_FLUSH_S):
                 await self._flush()
                 for fleet in self._renewals:
-                    await self._client.zrem(self._store.keys(fleet).gateways, self._holder)
+                    keys = self._store.keys(fleet)
+                    await self._client.zrem(keys.gateways, self._holder)
+                    await self._client.srem(keys.draining, self._holder)
         except Exception as error:  # noqa: BLE001
             # The leases end by themselves; an operator should know why they took a ttl to do so.
             log.warning("last_flush_failed", left=len(self.outbox), error=f"{type(error).__name__}: {error}")
