@@ -31,6 +31,7 @@ _HEAD_ROWS: Final = 1
 _FOOT_ROWS: Final = 1
 # Title and head of a block.
 _TOP_ROWS: Final = 2
+_TITLE_ROWS: Final = 1
 _PLUMBING: Final = frozenset({"id", "at", "kind", "fleet"})
 
 
@@ -41,40 +42,50 @@ class Page:
     width: int
     height: int
     signs: Signs
-    interval_s: float = 0.0
 
 
 def frame(snapshot: Snapshot, view: View, page: Page) -> list[Text]:
     """Return at most `page.height` lines of at most `page.width` cells."""
-    head = [_head(snapshot, view, page)]
-    pools = _pools(snapshot, page)
-    left = page.height - _HEAD_ROWS - _FOOT_ROWS
-    pools = pools[: max(1, left // 3)]
-    left -= len(pools)
-    both, events = _rows_below(snapshot, view, left)
-    blocks = [*head, *pools, *(_both(snapshot, view, page, both) if both else [])]
-    leases = max(0, left - (both + _TOP_ROWS if both else 0) - (events + 1 if events else 0) - _TOP_ROWS)
-    blocks += _leases(snapshot, view, page, leases) if leases else []
-    blocks += _recent(snapshot, page, events) if events else []
-    blank = [] if page.height >= ALL_ROWS else [Text()] * (page.height - len(blocks) - _FOOT_ROWS)
-    lines = [*blocks, *blank, _foot(view, page)][-page.height :]
+    left = max(0, page.height - _HEAD_ROWS - _FOOT_ROWS)
+    pools = _pools(snapshot, page)[: max(1, left // 3)]
+    rows = _share_out(snapshot, view, left - len(pools))
+    lines = [_head(snapshot, view, page), *pools]
+    lines += _both(snapshot, view, page, rows.both) if rows.both else []
+    lines += _leases(snapshot, view, page, rows.leases) if rows.leases else []
+    lines += _recent(snapshot, page, rows.recent) if rows.recent else []
+    if page.height < ALL_ROWS:
+        lines += [Text()] * (page.height - len(lines) - _FOOT_ROWS)
+        lines = [*lines[: max(0, page.height - _FOOT_ROWS)], _foot(view, page)]
     for line in lines:
         line.truncate(page.width)
     return lines
 
 
-def _rows_below(snapshot: Snapshot, view: View, left: int) -> tuple[int, int]:
-    """Share `left` lines out: rows for tenants and line, rows for events; the leases get the rest."""
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """How many rows each block gets, its title and head not counted; 0 leaves the block out."""
+
+    both: int
+    leases: int
+    recent: int
+
+
+def _share_out(snapshot: Snapshot, view: View, left: int) -> _Rows:
+    """Share `left` lines out: a third for tenants and line, a quarter for events; what is spare goes on."""
     wanted = max(len(_tenants(snapshot, view)), len(view.line(snapshot)), 1)
-    both = min(wanted, max(0, left // 3 - _TOP_ROWS + 1))
-    events = min(max(len(snapshot.recent), 1), max(0, left // 4 - 1))
-    return both, events
+    both = min(wanted, max(0, left // 3 - 1))
+    left -= both + _TOP_ROWS if both else 0
+    leases = max(1, len(view.leases(snapshot)))
+    recent = max(left // 4, left - leases - _TOP_ROWS) - _TITLE_ROWS
+    recent = max(0, min(recent, max(1, len(snapshot.recent))))
+    left -= recent + _TITLE_ROWS if recent else 0
+    return _Rows(both, max(0, min(leases, left - _TOP_ROWS)), recent)
 
 
 def _head(snapshot: Snapshot, view: View, page: Page) -> Text:
     state = snapshot.state
-    at = snapshot.fleets.index(snapshot.fleet) + 1
-    words = [f"fleet {snapshot.fleet} ({at}/{len(snapshot.fleets)})"]
+    at, of = snapshot.fleets.index(snapshot.fleet) + 1, len(snapshot.fleets)
+    words = [f"fleet {snapshot.fleet}" + (f" ({at}/{of})" if of > 1 else "")]
     words.append(f"{state['gateways']} gateway{'' if state['gateways'] == 1 else 's'}")
     if view.tenant:
         words.append(f"tenant {view.tenant}*")
@@ -82,10 +93,10 @@ def _head(snapshot: Snapshot, view: View, page: Page) -> Text:
     if state["learning_ms"]:
         warnings.append(f"learning for {span(state['learning_ms'])}")
     if state["shadow"]:
-        warnings.append(f"only watched: {' '.join(state['shadow'])}")
+        warnings.append(f"shadow {' '.join(state['shadow'])}")
     if state["over_commit"]:
         warnings.append(f"{state['over_commit']} over the limit")
-    right = f"{snapshot.at:%H:%M:%S}" + (f" every {page.interval_s:g}s" if page.interval_s else "")
+    right = f"{snapshot.at:%H:%M:%S}"
     line = Text.assemble(("tenure top", "bold"), "  ", "  ".join(words))
     for warning in warnings:
         line.append("  ").append(warning, style="bold red")

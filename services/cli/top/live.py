@@ -112,7 +112,7 @@ class _Top:
 
     def _lines(self) -> list[Text]:
         width, height = self._console.size
-        return frame(self._snapshot, self._view, Page(width, height, _signs(self._console), self._interval_s))
+        return frame(self._snapshot, self._view, Page(width, height, _signs(self._console)))
 
     def _end(self) -> None:
         self._ended = True
@@ -151,7 +151,7 @@ class _Top:
     async def _revoke(self, lease: str) -> None:
         try:
             await self._admin.revoke(lease)
-            self._view.note = f"revoked {lease}: its gateway ends it within a second"
+            self._view.note = f"revoked {lease}"
         except NotFound:
             self._view.note = f"{lease} has ended by itself"
         except Unavailable as error:
