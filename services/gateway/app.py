@@ -2,29 +2,40 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import get_args
 
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from services.gateway.admin import AdminApi
+from services.gateway.admin_guard import AdminGuard
 from services.gateway.engines import open_engines
 from services.gateway.fleets import Fleets
 from services.gateway.health import ControlPlane
 from services.gateway.metrics import Metrics
+from services.gateway.problems import answer_problems, problem
 from services.gateway.records import Journal
-from services.gateway.refusals import NotServed, Reason, refusal_of
+from services.gateway.refusals import Reason
 from services.gateway.routes import DataPlane
+from services.gateway.stops import Stops
 from services.gateway.trips import Trips
+from services.permits.connect import connect
 from services.permits.gate import Gate, open_gate
+from services.permits.store import Store
 from services.settings.schema import Settings
 from services.settings.seed import fleet_policies, lease_times, seed_keys
 
 # Answered by the gateway itself although they lie under /v1/.
 _OWN_PATHS = frozenset({"/v1/models"})
+_STOP_PATH = "/v1/requests/"
+_ADMIN_PATH = "/admin/"
+
+# Apart from those that admit requests: administration must not make traffic wait, nor wait for it.
+ADMIN_CONNECTIONS_MAX = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +49,12 @@ class App:
 
 
 @contextlib.asynccontextmanager
-async def open_app(settings: Settings, *, name: str, journal: Journal) -> AsyncIterator[App]:
+async def open_app(
+    settings: Settings, *, name: str, journal: Journal, on_drain: Callable[[], None] | None = None
+) -> AsyncIterator[App]:
     """Open the gate and the engines' client, yield the application, and close both in the right order.
 
+    `on_drain` is called when an administrator tells this replica to drain, from wherever.
     At the end releases are flushed to Redis, and requests whose release was never acknowledged are logged.
     Raises what `open_gate` raises.
     """
@@ -57,49 +71,67 @@ async def open_app(settings: Settings, *, name: str, journal: Journal) -> AsyncI
             fleets=fleet_policies(settings),
             keys=seed_keys(settings),
             listener=metrics,
+            on_drain=on_drain,
         ) as gate,
         open_engines(gate.move) as engines,
+        _open_store(settings) as store,
     ):
         data = DataPlane(settings=settings, gate=gate, fleets=fleets, engines=engines, trips=trips)
         control = ControlPlane(gate=gate, fleets=fleets, trips=trips, metrics=metrics)
-        yield App(_front(data, _control_app(control, journal)), gate, trips, metrics)
+        admin = AdminApi(store)
+        stops = Stops(store, gate.tenant_of)
+        own = _control_app(journal, control.router(), admin.router(), stops.router())
+        yield App(_front(data, own, AdminGuard(own, settings.admin.token)), gate, trips, metrics)
     # Callbacks of the last acknowledged releases run in the loop before the books are closed.
     await asyncio.sleep(0)
     trips.give_up_waiting()
 
 
-def _control_app(control: ControlPlane, journal: Journal) -> FastAPI:
+@contextlib.asynccontextmanager
+async def _open_store(settings: Settings) -> AsyncIterator[Store]:
+    client = connect(settings.redis.url, max_connections=ADMIN_CONNECTIONS_MAX)
+    try:
+        yield Store(client, prefix=settings.redis.prefix, times=lease_times(settings))
+    finally:
+        await client.aclose()
+
+
+def _control_app(journal: Journal, *routers: APIRouter) -> FastAPI:
     async def failed(request: Request, error: Exception) -> Response:
         journal.log.error("internal error", path=request.url.path, exc_info=error)
-        return _answer(NotServed("internal_error", "the gateway failed; its log says how"))
+        return problem("internal_error", "the gateway failed; its log says how")
 
-    app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
-    app.include_router(control.router())
-    app.add_exception_handler(404, _not_found)
+    app = FastAPI(
+        title="Tenure",
+        description="Live administration of a fleet of gateways, and the user's stop.",
+        version="1",
+        openapi_url="/openapi.json",
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+    )
+    for router in routers:
+        app.include_router(router)
+    answer_problems(app)
     app.add_exception_handler(Exception, failed)
     return app
 
 
-async def _not_found(request: Request, error: Exception) -> Response:
-    del request, error
-    return _answer(NotServed("not_found", "there is nothing here; engines are served under /v1/"))
-
-
-def _answer(no: NotServed) -> Response:
-    refusal = refusal_of(no)
-    body = refusal.envelope
-    headers = {name.decode(): value.decode() for name, value in refusal.headers(body)}
-    return Response(body, refusal.status, headers)
-
-
-def _front(data: ASGIApp, control: ASGIApp) -> ASGIApp:
+def _front(data: ASGIApp, control: ASGIApp, admin: ASGIApp) -> ASGIApp:
     """Decide by the path alone, before any framework: its handling of one request costs 0.4 ms."""
 
     async def front(scope: Scope, receive: Receive, send: Send) -> None:
         path: str = scope["path"]
-        if path.startswith("/v1/") and path not in _OWN_PATHS:
+        if path.startswith("/v1/") and path not in _OWN_PATHS and not _is_stop(scope):
             await data(scope, receive, send)
+        elif path.startswith(_ADMIN_PATH):
+            await admin(scope, receive, send)
         else:
             await control(scope, receive, send)
 
     return front
+
+
+def _is_stop(scope: Scope) -> bool:
+    # Other methods under this path are an engine's, if it knows them.
+    return scope["method"] == "DELETE" and str(scope["path"]).startswith(_STOP_PATH)

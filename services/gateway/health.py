@@ -34,7 +34,7 @@ class ControlPlane:
 
     def router(self) -> APIRouter:
         """Return the routes."""
-        router = APIRouter()
+        router = APIRouter(include_in_schema=False)
         router.add_api_route("/healthz", self.healthz, methods=_PROBE)
         router.add_api_route("/readyz", self.readyz, methods=_PROBE)
         router.add_api_route("/metrics", self.metrics, methods=_PROBE)

@@ -111,7 +111,7 @@ class Metrics:
             if pool in limits:
                 self.pool_limit.labels(fleet, pool).set(limits[pool])
         self.over_commit.labels(fleet).set(counts.over_commit)
-        self.line_length.labels(fleet).set(0)
+        self.line_length.labels(fleet).set(counts.waiting)
         others = 0
         for position, (tenant, count) in enumerate(sorted(counts.tenants.items())):
             if position < TENANTS_MAX:
@@ -123,7 +123,8 @@ class Metrics:
 
     def no_pools(self) -> None:
         """Forget what pools held: with Redis away an old figure would be a lie."""
-        for gauge in (self.pool_in_use, self.pool_limit, self.tenant_in_use, self.over_commit):
+        gauges = (self.pool_in_use, self.pool_limit, self.tenant_in_use, self.over_commit, self.line_length)
+        for gauge in gauges:
             gauge.clear()
 
     def text(self) -> bytes:

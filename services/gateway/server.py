@@ -1,7 +1,7 @@
 """Serving one gateway: its socket, its signals, and how it stops.
 
-The first SIGTERM drains: nothing new is admitted, live streams finish within `drain_ms`, what is left then
-ends as `shutdown`. A second signal does not wait.
+The first SIGTERM, or an administrator's word from any replica, drains: nothing new is admitted, live streams
+finish within `drain_ms`, what is left then ends as `shutdown`. A signal after that does not wait.
 """
 
 import asyncio
@@ -9,7 +9,7 @@ import contextlib
 import logging
 import signal
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Final
 
 import uvicorn
@@ -70,7 +70,11 @@ def listen(host: str, port: int, *, stall_ms: int) -> socket.socket:
 async def serve(settings: Settings, *, name: str, sock: socket.socket, log_fd: int = 1) -> None:
     """Serve on `sock`, which is taken over, until a signal, then drain and return. Raises PermitError."""
     async with _signals() as asked_to_stop, open_journal(log_fd) as journal:
-        async with running(settings, name=name, sock=sock, journal=journal) as app:
+
+        def told_to_drain() -> None:
+            asked_to_stop.put_nowait(signal.SIGTERM)
+
+        async with running(settings, name=name, sock=sock, journal=journal, on_drain=told_to_drain) as app:
             host, port = sock.getsockname()[:2]
             journal.log.info("listening", host=host, port=port, holder=app.gate.holder)
             await asked_to_stop.get()
@@ -82,13 +86,18 @@ async def serve(settings: Settings, *, name: str, sock: socket.socket, log_fd: i
 
 @contextlib.asynccontextmanager
 async def running(
-    settings: Settings, *, name: str, sock: socket.socket, journal: Journal
+    settings: Settings,
+    *,
+    name: str,
+    sock: socket.socket,
+    journal: Journal,
+    on_drain: Callable[[], None] | None = None,
 ) -> AsyncIterator[App]:
     """Serve on `sock`, which is taken over, while the block runs; raises what `open_app` raises.
 
     Requests that still run when the block is left are given _CUT_S to end.
     """
-    async with open_app(settings, name=name, journal=journal) as app:
+    async with open_app(settings, name=name, journal=journal, on_drain=on_drain) as app:
         server = Server(_config(app))
         serving = asyncio.create_task(server.serve(sockets=[sock]))
         try:

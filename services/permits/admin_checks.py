@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping
 from typing import Final
 
 from services.permits.admin_model import POOL_KINDS
-from services.permits.errors import BadLimits
+from services.permits.errors import BadLimits, NotFound
 
 LIMIT_MAX: Final = 1_000_000
 WEIGHT_MAX: Final = 1_000
@@ -20,7 +20,7 @@ _KEY_ID: Final = re.compile(r"[0-9a-f]{12}")
 
 
 def check_limits(changes: Mapping[str, object], engines: Collection[str]) -> dict[str, int | str]:
-    """Return the fields to write; raise BadLimits for the first that is wrong, before any is written."""
+    """Return the fields to write; raise BadLimits or NotFound for the first that is wrong."""
     return {field: _limit(field, value, engines) for field, value in changes.items()}
 
 
@@ -61,9 +61,13 @@ def _limit(field: str, value: object, engines: Collection[str]) -> int | str:
     if field == "shadow":
         return _shadow(value)
     kind, _, name = field.partition(":")
-    if field not in LIMIT_FIELDS and not (kind == "engine" and name in engines):
-        known = ", ".join((*LIMIT_FIELDS, "shadow", *(f"engine:{engine}" for engine in sorted(engines))))
-        raise BadLimits(str(field)[:80], f"is no limit of this fleet; its limits are {known}")
+    if kind == "engine" and name not in engines:
+        known = ", ".join(sorted(engines)) or "none"
+        raise NotFound(f"there is no engine {name[:80]!a} in this fleet; its engines are {known}")
+    if kind != "engine" and field not in LIMIT_FIELDS:
+        raise BadLimits(
+            f"{field[:80]!a}", f"is no limit; those are {', '.join(LIMIT_FIELDS)}, shadow, engine:NAME"
+        )
     return check_number(field, value, 0, LIMIT_MAX)
 
 

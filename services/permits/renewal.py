@@ -11,7 +11,7 @@ from services.permits.events import Cause, Listener
 from services.permits.holdings import Holdings
 from services.permits.model import Cut, FleetPolicy, LeaseTimes, Ticked, Unknown
 from services.permits.permit import Permit
-from services.permits.store import LEASES_PER_TICK_MAX, Store
+from services.permits.store import LEASES_PER_TICK_MAX, Store, whole_numbers
 from services.permits.waiters import News, Waiters
 
 log = structlog.get_logger(__name__)
@@ -27,6 +27,8 @@ class FleetView:
     gateways: int
     learning_until_s: float
     limits: Mapping[str, int] = field(default_factory=dict)
+    # The same as it is written: also what is no number, and what was taken back and must stay so.
+    fields: Mapping[str, str] = field(default_factory=dict)
     # The lease clock at which `limits` were read: of two memories of the same fleet the later one is right.
     limits_seen: int = 0
 
@@ -141,21 +143,22 @@ class Renewal:
 
     async def _see_limits(self, answer: Ticked) -> None:
         before = self.view
-        limits = await self._store.limits(self.fleet)
+        fields = await self._store.limit_fields(self.fleet)
         lost = before is not None and before.epoch != answer.stamp.epoch
-        if before is None or lost or "total" not in limits:
-            if before is not None and before.limits:
+        if before is None or lost or "total" not in fields:
+            if before is not None and before.fields:
                 # With the epoch intact it is the hash alone that is gone, and nobody saw anything newer.
                 seen = before.limits_seen if lost else answer.clock
-                await self._store.restore_limits(self.fleet, before.limits, seen=seen, who=self._holder)
+                await self._store.restore_limits(self.fleet, before.fields, seen=seen, who=self._holder)
             await self._store.set_limits(self.fleet, self.policy.limits, who=self._holder, seed=True)
-            limits = await self._store.limits(self.fleet)
+            fields = await self._store.limit_fields(self.fleet)
         self.view = FleetView(
             epoch=answer.stamp.epoch,
             clock=answer.clock,
             grant=answer.stamp.grant,
             gateways=max(1, answer.gateways),
             learning_until_s=monotonic() + answer.learning_ms / 1000,
-            limits=limits,
+            limits=whole_numbers(fields),
+            fields=fields,
             limits_seen=answer.clock,
         )

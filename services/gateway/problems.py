@@ -1,0 +1,79 @@
+"""The control plane's errors in the same envelope as the data plane's, from whatever raised them."""
+
+from collections.abc import Mapping
+from typing import Final
+
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from services.gateway.refusals import STATUS, Code, NotServed, spread
+from services.permits.errors import BadLimits, BadName, NotFound, Unavailable
+
+_WAIT_S: Final = 2.0
+_METHOD_NOT_ALLOWED: Final = 405
+_NOT_FOUND: Final = 404
+_TYPES: Final = {401: "authentication_error", 403: "permission_error"}
+_SERVER_ERROR: Final = 500
+
+
+def problem(
+    code: Code, message: str, headers: Mapping[str, str] | None = None, *, close: bool = False
+) -> Response:
+    """Return OpenAI's error object for one of our codes."""
+    more = {"Retry-After": str(spread(_WAIT_S))} if code == "admission_unavailable" else {}
+    if close:
+        more["Connection"] = "close"
+    return _envelope(STATUS[code], code, message, {**more, **(headers or {})})
+
+
+def _envelope(status: int, code: str, message: str, headers: Mapping[str, str]) -> Response:
+    kind = _TYPES.get(status, "server_error" if status >= _SERVER_ERROR else "invalid_request_error")
+    body = {"error": {"message": message, "type": kind, "param": None, "code": code}}
+    return JSONResponse(body, status, {"Tenure-Refused": code, **headers})
+
+
+def answer_problems(app: FastAPI) -> None:
+    """Let `app` answer every expected error in one sentence."""
+    app.add_exception_handler(HTTPException, _unserved)
+    app.add_exception_handler(RequestValidationError, _invalid)
+    for kind in (NotServed, NotFound, BadLimits, BadName, Unavailable):
+        app.add_exception_handler(kind, _expected)
+
+
+async def _unserved(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)  # noqa: S101  (registered for it)
+    if error.status_code == _NOT_FOUND:
+        return problem("not_found", "there is nothing here; engines are served under /v1/")
+    if error.status_code == _METHOD_NOT_ALLOWED:
+        message = f"{request.method[:20]} is not possible here"
+        return _envelope(_METHOD_NOT_ALLOWED, "method_not_allowed", message, error.headers or {})
+    return problem("bad_request", "the body is no JSON that can be read")
+
+
+async def _invalid(request: Request, error: Exception) -> Response:
+    """Say of the first thing that is wrong where it is and what is right; quote nothing that was sent."""
+    del request
+    assert isinstance(error, RequestValidationError)  # noqa: S101  (registered for it)
+    first = error.errors()[0]
+    where, *path = (str(part)[:80].encode("ascii", "replace").decode() for part in first["loc"])
+    name = ".".join(path) or where
+    what = str(first["msg"]).removeprefix("Value error, ")
+    if first["type"] == "json_invalid":
+        return problem("bad_request", "the body is not valid JSON")
+    return problem("bad_request", f"{name}: {what[:1].lower()}{what[1:]}")
+
+
+async def _expected(request: Request, error: Exception) -> Response:
+    del request
+    match error:
+        case NotServed(code=code, message=message):
+            return problem(code, message)
+        case NotFound():
+            return problem("not_found", str(error))
+        case Unavailable():
+            return problem("admission_unavailable", "Redis cannot be reached; repeat the call, it is safe")
+        case _:
+            return problem("bad_request", str(error))
