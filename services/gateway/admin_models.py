@@ -20,8 +20,8 @@ def _whole(least: int, most: int) -> BeforeValidator:
     return BeforeValidator(check)
 
 
-Limit = Annotated[int, _whole(0, LIMIT_MAX), Field(ge=0, le=LIMIT_MAX)]
-Weight = Annotated[int, _whole(1, WEIGHT_MAX), Field(ge=1, le=WEIGHT_MAX)]
+Limit = Annotated[int, Field(ge=0, le=LIMIT_MAX), _whole(0, LIMIT_MAX)]
+Weight = Annotated[int, Field(ge=1, le=WEIGHT_MAX), _whole(1, WEIGHT_MAX)]
 PoolKind = Literal["total", "cold", "tenant", "engine"]
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
 
@@ -62,7 +62,9 @@ class TenantChanges(BaseModel):
     model_config = ConfigDict(extra="forbid", json_schema_extra=_only_what_was_sent)
 
     weight: Weight = Field(default=1, description="Its share of places against that of others in line")
-    quotas: dict[Name, Limit | None] = Field(default={}, examples=[{"demo": 3}])
+    quotas: dict[Name, Limit | None] = Field(
+        default={}, examples=[{"demo": 3}], json_schema_extra={"additionalProperties": False}
+    )
 
 
 class Problem(BaseModel):

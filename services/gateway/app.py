@@ -112,7 +112,7 @@ def _control_app(journal: Journal, *routers: APIRouter) -> FastAPI:
     )
     for router in routers:
         app.include_router(router)
-    answer_problems(app)
+    answer_problems(app, [*app.routes, *(route for router in routers for route in router.routes)])
     app.add_exception_handler(Exception, failed)
     return app
 

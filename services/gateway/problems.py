@@ -1,6 +1,6 @@
 """The control plane's errors in the same envelope as the data plane's, from whatever raised them."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from fastapi import FastAPI
@@ -8,6 +8,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
+from starlette.routing import BaseRoute, Route
 
 from services.gateway.refusals import STATUS, Code, NotServed, spread
 from services.permits.errors import BadLimits, BadName, NotFound, Unavailable
@@ -35,8 +36,9 @@ def _envelope(status: int, code: str, message: str, headers: Mapping[str, str]) 
     return JSONResponse(body, status, {"Tenure-Refused": code, **headers})
 
 
-def answer_problems(app: FastAPI) -> None:
-    """Let `app` answer every expected error in one sentence."""
+def answer_problems(app: FastAPI, routes: Sequence[BaseRoute]) -> None:
+    """Let `app`, which has these routes, answer every expected error in one sentence."""
+    app.state.routes = [route for route in routes if isinstance(route, Route)]
     app.add_exception_handler(HTTPException, _unserved)
     app.add_exception_handler(RequestValidationError, _invalid)
     for kind in (NotServed, NotFound, BadLimits, BadName, Unavailable):
@@ -48,9 +50,17 @@ async def _unserved(request: Request, error: Exception) -> Response:
     if error.status_code == _NOT_FOUND:
         return problem("not_found", "there is nothing here; engines are served under /v1/")
     if error.status_code == _METHOD_NOT_ALLOWED:
-        message = f"{request.method[:20]} is not possible here"
-        return _envelope(_METHOD_NOT_ALLOWED, "method_not_allowed", message, error.headers or {})
+        allow = ", ".join(_methods_of(request))
+        message = f"this path has {allow}"
+        return _envelope(_METHOD_NOT_ALLOWED, "method_not_allowed", message, {"Allow": allow})
     return problem("bad_request", "the body is no JSON that can be read")
+
+
+def _methods_of(request: Request) -> list[str]:
+    """Return what the path of the request supports; a router's own error names the first route's only."""
+    routes: list[Route] = request.app.state.routes
+    here = [route for route in routes if route.path_regex.match(request.url.path)]
+    return sorted({method for route in here for method in route.methods or ()})
 
 
 async def _invalid(request: Request, error: Exception) -> Response:
