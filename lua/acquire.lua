@@ -6,7 +6,7 @@
   Nobody overtakes: those in line who can be granted are granted first. A refusal changes nothing.
   The class is decided here, on the engine's own evidence: warm where an engine is known to hold one of
   the prefixes, cold everywhere else. The first lease is provisional: it is short until the first tick.
-  Cost: O(E (log N + P) + D log N) for E engines, P prefixes, N live and D <= 32 overdue leases, and a dispatch.
+  Cost: O(E (log N + P) + D log N) for E engines, P prefixes, N live and D <= 32 overdue leases; a dispatch.
 
   KEYS
     1  meta          hash     epoch, clock, last, learning_until, grant, ticket, gap
@@ -33,7 +33,7 @@
   RETURNS
     GRANTED   epoch  grant  class  engine
     QUEUED    epoch  grant  waiting                                  it stands in line, with so many
-    FULL      epoch  grant  pool  in_use  limit  waiting  gap_ms     one full pool (or `line`), most specific first
+    FULL      epoch  grant  pool  in_use  limit  waiting  gap_ms     one full pool, or `line`; most specific
     LEARNING  epoch  grant  left_ms                                  holders get time to re-assert first
     CLOSED    epoch  grant                                           the fleet has no limits
 ]]
@@ -52,6 +52,7 @@
 -- @include waiter
 -- @include step_out
 -- @include grant
+-- @include fairest
 -- @include dispatch
 
 local meta, limits, total, tenant_pool, record, events, waiting =
@@ -59,10 +60,10 @@ local meta, limits, total, tenant_pool, record, events, waiting =
 local nonce, tick_ms, learning_ms = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 local provisional_ms = tonumber(ARGV[4])
 local lease, holder, tenant, request_id = ARGV[5], ARGV[6], ARGV[7], ARGV[8]
-local patience_ms, engine_count = tonumber(ARGV[9]), tonumber(ARGV[10])
+local patience_ms, engine_count, candidates = tonumber(ARGV[9]), tonumber(ARGV[10]), 11
 local engines, prefixes = {}, {}
-for i = 11, #ARGV do
-  if i < 11 + engine_count then
+for i = candidates, #ARGV do
+  if i < candidates + engine_count then
     engines[#engines + 1] = ARGV[i]
   else
     prefixes[#prefixes + 1] = ARGV[i]
@@ -71,7 +72,7 @@ end
 
 local fleet = open_fleet(meta, nonce, tick_ms, learning_ms)
 settle(fleet, limits, events, 32)
-dispatch(fleet, limits, provisional_ms, 128)
+local looked_at_all = dispatch(fleet, limits, provisional_ms, 128)
 
 -- The answer to an earlier call may have been lost: give it again rather than grant twice.
 local expiry = redis.call('ZSCORE', total, lease)
@@ -108,8 +109,8 @@ end
 if not full then
   engine, class, full = seat(fleet, limits, cap, engines, warm)
 end
--- Whoever waits could not be granted just now; only this tenant's own waiters of the class go first.
-if not full and redis.call('EXISTS', queue) == 0 then
+-- Whoever still waits could not be granted just now. Of those who were not looked at, this tenant's go first.
+if not full and (looked_at_all or redis.call('EXISTS', queue) == 0) then
   local number = grant(fleet, demand, engine, class, provisional_ms)
   return { 'GRANTED', fleet.epoch, number, class, engine }
 end

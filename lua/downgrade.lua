@@ -35,6 +35,7 @@
 -- @include waiter
 -- @include step_out
 -- @include grant
+-- @include fairest
 -- @include dispatch
 
 local meta, limits, cold, events = KEYS[1], KEYS[2], KEYS[3], KEYS[4]

@@ -13,7 +13,8 @@
     1  most  integer  how many lines; 1000 when left out
 
   RETURNS
-    one line per waiter: lease=... holder=... tenant=... class=... deadline_in_ms=... waited_ms=... request_id=...
+    one line per waiter: lease=... holder=... tenant=... class=... deadline_in_ms=... waited_ms=...
+    request_id=...
 ]]
 
 local meta = KEYS[1]
@@ -30,7 +31,7 @@ local function tell(tenant, class)
       words[#words + 1] = word
     end
     lines[#lines + 1] = string.format(
-      'lease=%s holder=%s tenant=%s class=%s deadline_in_ms=%.0f waited_ms=%.0f' .. ' request_id=%s',
+      'lease=%s holder=%s tenant=%s class=%s deadline_in_ms=%.0f waited_ms=%.0f request_id=%s',
       lease,
       words[1] or '?',
       tenant,

@@ -4,7 +4,8 @@
 
   For a request whose engine could not be reached: the permit stays the same, only its engine place moves.
   A lease that is gone is not revived. The class does not change.
-  Cost: O(E log N + D log N) for E candidate engines, N live and D <= 32 overdue leases.
+  Whoever waits for the old engine is granted its place at once.
+  Cost: O(E log N + D log N) for E candidate engines, N live and D <= 32 overdue leases, and a dispatch.
 
   KEYS
     1  meta    hash     epoch, clock, last, learning_until, grant
@@ -17,8 +18,9 @@
     1  nonce        string   the epoch to start when there is none
     2  tick_ms      integer
     3  learning_ms  integer
-    4  lease        string
-    5+ engines      string   the candidates, best first
+    4  provisional_ms  integer  how long a lease lasts that is handed on
+    5  lease        string
+    6+ engines      string   the candidates, best first
 
   RETURNS
     MOVED  epoch  grant  engine
@@ -28,16 +30,23 @@
 
 -- @include open_fleet
 -- @include live
+-- @include lives
 -- @include caps
 -- @include room
 -- @include leave
 -- @include stand
 -- @include settle
 -- @include pick_engine
+-- @include seat
+-- @include waiter
+-- @include step_out
+-- @include grant
+-- @include fairest
+-- @include dispatch
 
 local meta, limits, total, record, events = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local nonce, tick_ms, learning_ms = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
-local lease, engines = ARGV[4], { unpack(ARGV, 5) }
+local provisional_ms, lease, engines = tonumber(ARGV[4]), ARGV[5], { unpack(ARGV, 6) }
 
 local fleet = open_fleet(meta, nonce, tick_ms, learning_ms)
 settle(fleet, limits, events, 32)
@@ -55,4 +64,5 @@ end
 redis.call('ZREM', fleet.prefix .. 'pool:engine:' .. engine, lease)
 redis.call('ZADD', fleet.prefix .. 'pool:engine:' .. name, expiry, lease)
 redis.call('HSET', record, 'engine', name)
+dispatch(fleet, limits, provisional_ms, 128)
 return { 'MOVED', fleet.epoch, fleet.grant, name }

@@ -43,6 +43,7 @@
 -- @include waiter
 -- @include step_out
 -- @include grant
+-- @include fairest
 -- @include dispatch
 -- @include refresh_line
 -- @include mend_pool

@@ -37,6 +37,7 @@
 -- @include waiter
 -- @include step_out
 -- @include grant
+-- @include fairest
 -- @include dispatch
 
 local meta, limits, events = KEYS[1], KEYS[2], KEYS[3]

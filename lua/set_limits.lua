@@ -40,6 +40,7 @@
 -- @include waiter
 -- @include step_out
 -- @include grant
+-- @include fairest
 -- @include dispatch
 -- @include refresh_line
 

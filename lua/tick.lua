@@ -30,7 +30,7 @@
                              then the ids of those who stand in line
 
   RETURNS
-    TICKED  epoch  grant  clock  learning_ms  gateways  missing  cut  granted  then so many of each, and the gone:
+    TICKED  epoch  grant  clock  learning_ms  gateways  missing  cut  granted  then so many of each, and more:
             missing  lease                      had to be added
             cut      lease, reason              somebody ended it; `*`, `drain`: the gateway is to drain
             granted  lease, class, engine, grant  waited, and has its permit
@@ -50,6 +50,7 @@
 -- @include waiter
 -- @include step_out
 -- @include grant
+-- @include fairest
 -- @include dispatch
 -- @include refresh_line
 

@@ -1,4 +1,4 @@
--- grant(fleet, demand, engine, class, provisional_ms) -> integer. writes every place of one permit, and its record
+-- grant(fleet, demand, engine, class, provisional_ms) -> integer. writes the places and record of a permit
 local function grant(fleet, demand, engine, class, provisional_ms)
   local prefix, expiry = fleet.prefix, fleet.now + provisional_ms
   redis.call('ZADD', prefix .. 'pool:total', expiry, demand.lease)

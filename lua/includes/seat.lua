@@ -1,7 +1,7 @@
 -- seat(fleet, limits, cap, engines, warm) -> engine, class, full. where a demand could run now, and as what
 --
--- An engine that holds a prefix of the prompt first; where none of those has room, any other, if the cold pool
--- has a place. Otherwise engine is nil and full = { name, live, limit } of the pool that is in the way.
+-- An engine that holds a prefix of the prompt first; where none of those has room, any other, if the cold
+-- pool has a place. Otherwise engine is nil and full = { name, live, limit } of the pool that is in the way.
 local function seat(fleet, limits, cap, engines, warm)
   local engine = pick_engine(fleet, limits, cap, warm)
   if engine then

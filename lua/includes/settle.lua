@@ -1,4 +1,4 @@
--- settle(fleet, limits, events, most) -> integer. drops overdue leases, `most` at a time, into the event stream
+-- settle(fleet, limits, events, most) -> integer. drops overdue leases, `most` at a time, into the events
 --
 -- Overdue leases are counted by nobody, so how many are dropped decides only how tidy the sets are; the bound
 -- keeps ten thousand holders that died together from making one request wait.

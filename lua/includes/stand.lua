@@ -1,8 +1,9 @@
 -- stand(fleet, limits, tenant) -> nothing. puts a tenant where it belongs among those who may be granted next
 --
--- The fairest is the tenant with the least live/weight, on equal shares the one whose oldest waiter came first:
--- both in one number, the share in 1/1024 above the ticket of the head. Derived from what is held now, so it
--- cannot drift and no tenant gains by staying away. A tenant at its quota stands nowhere until it is below.
+-- The fairest is the tenant with the least live/weight, on equal shares the one whose oldest waiter came
+-- first: both in one number, the share in 1/1024 above the ticket of the head. Derived from what is held now,
+-- so it cannot drift and no tenant gains by staying away. A tenant at its quota stands nowhere until it is
+-- below.
 local function stand(fleet, limits, tenant)
   local line = fleet.prefix .. 'line:'
   if redis.call('EXISTS', line .. 'waiting', line .. 'tenants') == 0 then

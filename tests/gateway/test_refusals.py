@@ -33,26 +33,49 @@ def test_the_envelope_is_openais() -> None:
     assert "tenant:acme" in error["message"]
 
 
-def test_the_wait_is_spread_so_that_nobody_returns_together() -> None:
-    pace = Pace()
-    for _ in range(100):
-        pace.held(10)
-    waits = {
-        refusal_of(Refused("total_pool_full", pool="total", in_use=4, limit=4), pace).retry_after_s
-        for _ in range(200)
-    }
-    assert len(waits) >= 5
-    assert waits <= set(range(5, 16))
+FULL = Refused("total_pool_full", pool="total", in_use=4, limit=4)
 
 
-@pytest.mark.parametrize(("held_s", "least", "most"), [(0.001, 1, 1), (10_000, 60, 60)])
-def test_the_wait_stays_between_one_second_and_a_minute(held_s: float, least: int, most: int) -> None:
+def waits_of(pace: Pace, count: int, refused: Refused = FULL, gateways: int = 1) -> list[int]:
+    return [refusal_of(refused, pace, gateways).retry_after_s or 0 for _ in range(count)]
+
+
+def paced(held_s: float) -> Pace:
     pace = Pace()
     for _ in range(200):
         pace.held(held_s)
-    refused = refusal_of(Refused("total_pool_full", pool="total", in_use=4, limit=4), pace)
-    assert refused.retry_after_s is not None
-    assert least <= refused.retry_after_s <= most
+    return pace
+
+
+def test_each_of_those_refused_together_gets_a_turn_of_its_own() -> None:
+    """Four places of 10 s each: one comes free every 2.5 s, and one of them is told to come for it."""
+    for n, wait_s in enumerate(waits_of(paced(10), 20)):
+        assert 0.8 * 2.5 * (n + 1) - 1 <= wait_s <= 1.2 * 2.5 * (n + 1) + 1
+
+
+def test_turns_begin_behind_those_who_stand_in_line() -> None:
+    """What Redis measured comes before what this gateway guessed from its own requests."""
+    refused = Refused("line_full", pool="line", in_use=10, limit=10, waiting=10, gap_ms=2000)
+    assert 0.8 * 22 - 1 <= waits_of(paced(1), 1, refused)[0] <= 1.2 * 22 + 1
+
+
+def test_other_gateways_send_people_away_too() -> None:
+    """Three replicas that refuse alike name every third turn each: together they fill them all."""
+    last_s = waits_of(paced(10), 6, gateways=3)[-1]
+    assert 0.8 * 2.5 * (1 + 5 * 3) - 1 <= last_s <= 1.2 * 2.5 * (1 + 5 * 3) + 1
+
+
+def test_those_whose_turn_is_out_of_sight_are_spread_over_the_second_half_of_the_minute() -> None:
+    waits = waits_of(paced(10), 200)[30:]
+    assert min(waits) >= 24
+    assert max(waits) <= 60
+    assert len(set(waits)) >= 20
+
+
+@pytest.mark.parametrize(("held_s", "least", "most"), [(0.001, 1, 1), (10_000, 24, 60)])
+def test_the_wait_stays_between_one_second_and_a_minute(held_s: float, least: int, most: int) -> None:
+    waits = waits_of(paced(held_s), 100)
+    assert least <= min(waits) <= max(waits) <= most
 
 
 def test_a_learning_fleet_says_how_long_it_learns() -> None:

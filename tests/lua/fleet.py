@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 from redis.exceptions import NoScriptError
@@ -26,6 +28,30 @@ HOLDER: Final = "g1~a1"
 EPOCH, GRANT = 1, 2  # where every reply has them
 
 _ADVANCE: Final = "#!lua flags=allow-oom\nreturn redis.call('HINCRBY', KEYS[1], 'clock', ARGV[1])"
+
+
+@dataclass(frozen=True)
+class Told:
+    """What a tick answered beyond its stamp, clock and figures."""
+
+    missing: list[str] = field(default_factory=list)
+    cut: dict[str, str] = field(default_factory=dict)
+    # lease -> class, engine, grant
+    granted: dict[str, tuple[str, str, int]] = field(default_factory=dict)
+    gone: list[str] = field(default_factory=list)
+
+
+def told(reply: list[Any]) -> Told:
+    """Read the lists at the end of a tick's reply."""
+    assert reply[0] == "TICKED"
+    missing, cut, granted = reply[6:9]
+    words = iter(reply[9:])
+    return Told(
+        missing=list(islice(words, missing)),
+        cut={next(words): next(words) for _ in range(cut)},
+        granted={next(words): (next(words), next(words), next(words)) for _ in range(granted)},
+        gone=list(words),
+    )
 
 
 class RawFleet:
@@ -142,6 +168,15 @@ class RawFleet:
             keys={"evidence": self.keys.evidence(engine)},
             args={"keep_ms": keep_ms, "most": most},
         )
+
+    def revoke(
+        self, lease: str = "", *, request_id: str = "", tenant: str = "", reason: str = "revoked"
+    ) -> list[Any]:
+        names = {"lease": lease, "request_id": request_id, "tenant": tenant, "reason": reason}
+        return self.run("revoke", args={**names, "who": "admin"})
+
+    def line(self, most: int = 1000) -> list[Any]:
+        return self.run("line", args={"most": most})
 
     def count(self, *pools: str) -> list[Any]:
         return self.run("count", *pools)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 SCRIPTS: Final = load()
 INCLUDES: Final = {path.stem: path.read_text() for path in (LUA_DIR / "includes").glob("*.lua")}
 SNAPSHOTS: Final = Path(__file__).parent / "snapshots"
+FOR_PEOPLE: Final = {"inspect", "line"}
 REWRITE: Final = "python -m services.permits --compose tests/lua/snapshots"
 
 every_script = pytest.mark.parametrize("verb", sorted(SCRIPTS))
@@ -52,6 +53,7 @@ def test_the_first_line_says_what_the_script_may_do(verb: str) -> None:
         "witness": "#!lua",
         "inspect": "#!lua flags=no-writes",
         "count": "#!lua flags=no-writes",
+        "line": "#!lua flags=no-writes",
     }
     assert source(verb).splitlines()[:2] == [flags.get(verb, "#!lua flags=allow-oom"), "--[["]
 
@@ -147,14 +149,14 @@ def test_the_words_returned_are_those_of_the_header(verb: str) -> None:
 
 @every_script
 def test_the_replies_are_those_that_python_reads(verb: str) -> None:
-    if verb == "inspect":
+    if verb in FOR_PEOPLE:
         assert SCRIPTS[verb].header.replies == (), "its reply is lines for people"
     else:
         assert set(SCRIPTS[verb].header.replies) == set(REPLIES[verb])
 
 
 def test_python_reads_no_reply_that_no_script_gives() -> None:
-    assert set(REPLIES) == set(SCRIPTS) - {"inspect"}
+    assert set(REPLIES) == set(SCRIPTS) - FOR_PEOPLE
 
 
 # --- the header and the store
@@ -182,6 +184,11 @@ CALLS: Final[dict[str, Callable[[Store], Awaitable[Any]]]] = {
     "count": lambda store: store.count("f", ["acme"], ["e1"]),
     "set_limits": lambda store: store.set_limits("f", {"total": 1}, who="test"),
     "seed_keys": lambda store: store.seed_keys({"aa": "acme"}),
+    "revoke": lambda store: store.revoke("f", lease="g1~a1~1", reason="revoked", who="test"),
+    "line": lambda store: store.line("f"),
+    "drain": lambda store: store.drain("f", HOLDER, who="test"),
+    "set_tenant": lambda store: store.set_tenant("acme", who="test", mode="add"),
+    "set_key": lambda store: store.set_key("acme", "a" * 64, who="test", last4="wxyz"),
     "release": lambda store: store.release("f", [Gone(lease="g1~a1~1", tenant="acme", engine="e1")]),
 }
 

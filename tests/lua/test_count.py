@@ -10,12 +10,12 @@ def test_live_leases_per_pool_and_the_limits(fleet: RawFleet) -> None:
     fleet.acquire("b", "other", engines=("e2",))
     fleet.tick(held("a"))
     fleet.downgrade("b")
-    word, epoch, clock, learning_ms, gateways, total, cold, *rest = fleet.count(
+    word, epoch, clock, learning_ms, gateways, total, cold, waiting, *rest = fleet.count(
         "tenant:other", "engine:e1", "tenant:nobody"
     )
     assert (word, epoch, learning_ms, gateways) == ("COUNTED", fleet.meta("epoch"), 0, 1)
     assert fleet.now <= clock <= fleet.now + SLACK_MS
-    assert (total, cold, rest[:3]) == (2, 1, [1, 1, 0])
+    assert (total, cold, waiting, rest[:3]) == (2, 1, 0, [1, 1, 0])
     limits = dict(zip(rest[3::2], rest[4::2], strict=True))
     assert limits == {"total": "100", "cold": "100", "tenant_default": "100"}
 
@@ -31,7 +31,7 @@ def test_it_changes_nothing(fleet: RawFleet) -> None:
 def test_of_a_fleet_that_redis_does_not_know_it_makes_none(new_fleet: RawFleet) -> None:
     reply = new_fleet.count("tenant:acme")
     assert reply[1] == ""
-    assert reply[3:] == [0, 0, 0, 0, 0]
+    assert reply[3:] == [0, 0, 0, 0, 0, 0]
     assert new_fleet.dump() == {}
 
 

@@ -4,7 +4,8 @@
 
   For a request whose engine could not be reached: the permit stays the same, only its engine place moves.
   A lease that is gone is not revived. The class does not change.
-  Cost: O(E log N + D log N) for E candidate engines, N live and D <= 32 overdue leases.
+  Whoever waits for the old engine is granted its place at once.
+  Cost: O(E log N + D log N) for E candidate engines, N live and D <= 32 overdue leases, and a dispatch.
 
   KEYS
     1  meta    hash     epoch, clock, last, learning_until, grant
@@ -17,8 +18,9 @@
     1  nonce        string   the epoch to start when there is none
     2  tick_ms      integer
     3  learning_ms  integer
-    4  lease        string
-    5+ engines      string   the candidates, best first
+    4  provisional_ms  integer  how long a lease lasts that is handed on
+    5  lease        string
+    6+ engines      string   the candidates, best first
 
   RETURNS
     MOVED  epoch  grant  engine
@@ -84,6 +86,12 @@ end
 local function live(pool, now)
   return redis.call('ZCOUNT', pool, '(' .. string.format('%.0f', now), '+inf')
 end
+-- lives(gateways, lease, now) -> boolean. whether the gateway that made this lease id still ticks
+local function lives(gateways, lease, now)
+  local holder = string.match(lease, '^(.*)~[^~]*$')
+  local session = holder and redis.call('ZSCORE', gateways, holder)
+  return session and tonumber(session) > now or false
+end
 -- caps(limits, tenant) -> caps or nil. the limits in force for one tenant; nil: the fleet has none
 --
 -- `shadow` lists kinds of pools (total, cold, tenant, engine) whose limits are only watched: they stay in
@@ -126,9 +134,10 @@ local function leave(prefix, lease, tenant, engine)
 end
 -- stand(fleet, limits, tenant) -> nothing. puts a tenant where it belongs among those who may be granted next
 --
--- The fairest is the tenant with the least live/weight, on equal shares the one whose oldest waiter came first:
--- both in one number, the share in 1/1024 above the ticket of the head. Derived from what is held now, so it
--- cannot drift and no tenant gains by staying away. A tenant at its quota stands nowhere until it is below.
+-- The fairest is the tenant with the least live/weight, on equal shares the one whose oldest waiter came
+-- first: both in one number, the share in 1/1024 above the ticket of the head. Derived from what is held now,
+-- so it cannot drift and no tenant gains by staying away. A tenant at its quota stands nowhere until it is
+-- below.
 local function stand(fleet, limits, tenant)
   local line = fleet.prefix .. 'line:'
   if redis.call('EXISTS', line .. 'waiting', line .. 'tenants') == 0 then
@@ -158,7 +167,7 @@ local function stand(fleet, limits, tenant)
     redis.call('ZREM', line .. 'tenants', tenant)
   end
 end
--- settle(fleet, limits, events, most) -> integer. drops overdue leases, `most` at a time, into the event stream
+-- settle(fleet, limits, events, most) -> integer. drops overdue leases, `most` at a time, into the events
 --
 -- Overdue leases are counted by nobody, so how many are dropped decides only how tidy the sets are; the bound
 -- keeps ten thousand holders that died together from making one request wait.
@@ -223,10 +232,211 @@ local function pick_engine(fleet, limits, cap, engines)
   end
   return name, full
 end
+-- seat(fleet, limits, cap, engines, warm) -> engine, class, full. where a demand could run now, and as what
+--
+-- An engine that holds a prefix of the prompt first; where none of those has room, any other, if the cold
+-- pool has a place. Otherwise engine is nil and full = { name, live, limit } of the pool that is in the way.
+local function seat(fleet, limits, cap, engines, warm)
+  local engine = pick_engine(fleet, limits, cap, warm)
+  if engine then
+    return engine, 'warm'
+  end
+  local full
+  engine, full = pick_engine(fleet, limits, cap, engines)
+  if not engine then
+    return nil, nil, { name = 'engine:' .. full.name, live = full.live, limit = full.limit }
+  end
+  local in_use = live(fleet.prefix .. 'pool:cold', fleet.now)
+  if room(cap, 'cold', in_use) <= 0 then
+    return nil, nil, { name = 'cold', live = in_use, limit = cap.cold }
+  end
+  return engine, 'cold'
+end
+-- waiter(fleet, lease) -> demand or nil. one who stands in line, as it joined
+--
+-- A record is text that redis-cli shows as it is: holder tenant class deadline joined request_id engines
+-- warm.
+local function waiter(fleet, lease)
+  local record = redis.call('HGET', fleet.prefix .. 'line:waiting', lease)
+  if not record then
+    return nil
+  end
+  local words = {}
+  for word in string.gmatch(record, '%S+') do
+    words[#words + 1] = word
+  end
+  local function list(text)
+    local names = {}
+    for name in string.gmatch(text or '', '[^,]+') do
+      names[#names + 1] = name ~= '-' and name or nil
+    end
+    return names
+  end
+  return {
+    lease = lease,
+    holder = words[1] or '',
+    tenant = words[2] or '',
+    class = words[3] or 'cold',
+    deadline = tonumber(words[4]) or 0,
+    request_id = words[6] or '',
+    engines = list(words[7]),
+    warm = list(words[8]),
+    seats = (words[7] or '') .. ' ' .. (words[8] or ''),
+  }
+end
+-- step_out(fleet, lease) -> tenant or nil. takes one waiter out of the line; nil: it stood in none
+local function step_out(fleet, lease)
+  local demand = waiter(fleet, lease)
+  if demand then
+    redis.call('HDEL', fleet.prefix .. 'line:waiting', lease)
+    redis.call('ZREM', fleet.prefix .. 'line:queue:' .. demand.class .. ':' .. demand.tenant, lease)
+    return demand.tenant
+  end
+end
+-- grant(fleet, demand, engine, class, provisional_ms) -> integer. writes the places and record of a permit
+local function grant(fleet, demand, engine, class, provisional_ms)
+  local prefix, expiry = fleet.prefix, fleet.now + provisional_ms
+  redis.call('ZADD', prefix .. 'pool:total', expiry, demand.lease)
+  redis.call('ZADD', prefix .. 'pool:tenant:' .. demand.tenant, expiry, demand.lease)
+  redis.call('ZADD', prefix .. 'pool:engine:' .. engine, expiry, demand.lease)
+  if class == 'cold' then
+    redis.call('ZADD', prefix .. 'pool:cold', expiry, demand.lease)
+  end
+  fleet.grant = redis.call('HINCRBY', prefix .. 'meta', 'grant', 1)
+  redis.call(
+    'HSET',
+    prefix .. 'lease:' .. demand.lease,
+    'request_id',
+    demand.request_id,
+    'tenant',
+    demand.tenant,
+    'class',
+    class,
+    'engine',
+    engine,
+    'holder',
+    demand.holder,
+    'phase',
+    'granted',
+    'acquired_at',
+    fleet.wall,
+    'grant',
+    fleet.grant
+  )
+  return fleet.grant
+end
+-- fairest(line, class, passed, stuck) -> list. tenant and score of who is next in a class; empty: nobody
+--
+-- Those who are stuck in this script are stepped over. `passed` remembers per class how many of them are in
+-- front, for as long as nothing changes the order.
+local function fairest(line, class, passed, stuck)
+  while true do
+    local found = redis.call('ZRANGE', line .. 'next:' .. class, passed[class], passed[class], 'WITHSCORES')
+    if not found[1] or not stuck[class .. ':' .. found[1]] then
+      return found
+    end
+    passed[class] = passed[class] + 1
+  end
+end
+-- dispatch(fleet, limits, provisional_ms, most) -> boolean. grants free places to the fairest, and tells them
+--
+-- Called by whoever may have freed something, inside the same script: a place never lies idle while an
+-- eligible waiter stands in line, and nobody else can take it first. Each grant is an ordinary provisional
+-- lease, so a wake-up that is lost, or a waiter that just died, costs a place for a moment and never for
+-- good. Dead waiters are dropped as they reach the head. A waiter whose engine or cold place is taken lets
+-- others pass, also of its own tenant. Bounded by `most` grants and drops, and by how many it looks at who
+-- cannot run; false: somebody was not looked at.
+local function dispatch(fleet, limits, provisional_ms, most)
+  local line = fleet.prefix .. 'line:'
+  if fleet.learning_ms > 0 or redis.call('EXISTS', line .. 'waiting') == 0 then
+    return true
+  end
+  local looks, rounds, complete = 200, 8, true
+  local passed, stuck, deep, nowhere = { warm = 0, cold = 0 }, {}, {}, {}
+  local wakes, deeper = {}, {}
+  local total = caps(limits, '')
+  local free = total and room(total, 'total', live(fleet.prefix .. 'pool:total', fleet.now)) or 0
+  local cold_full = total and room(total, 'cold', live(fleet.prefix .. 'pool:cold', fleet.now)) <= 0
+  while free > 0 do
+    local warm = fairest(line, 'warm', passed, stuck)
+    local cold = cold_full and {} or fairest(line, 'cold', passed, stuck)
+    if #warm == 0 and #cold == 0 then
+      -- The heads of all tenants come before the second of anybody.
+      rounds = rounds - 1
+      if #deeper == 0 or rounds == 0 then
+        complete = #deeper == 0
+        break
+      end
+      for _, place in ipairs(deeper) do
+        stuck[place] = nil
+      end
+      passed, deeper = { warm = 0, cold = 0 }, {}
+      warm = fairest(line, 'warm', passed, stuck)
+      cold = cold_full and {} or fairest(line, 'cold', passed, stuck)
+    end
+    if most == 0 or looks == 0 or (#warm == 0 and #cold == 0) then
+      complete = #warm == 0 and #cold == 0
+      break
+    end
+    local class = (#cold == 0 or (#warm > 0 and tonumber(warm[2]) <= tonumber(cold[2]))) and 'warm' or 'cold'
+    local tenant = class == 'warm' and warm[1] or cold[1]
+    local place = class .. ':' .. tenant
+    local at = deep[place] or 0
+    local lease = redis.call('ZRANGE', line .. 'queue:' .. place, at, at)[1]
+    local demand = lease and waiter(fleet, lease)
+    if not lease and at > 0 then
+      stuck[place] = true
+    elseif
+      not demand
+      or demand.deadline <= fleet.now
+      or not lives(fleet.prefix .. 'gateways', lease, fleet.now)
+    then
+      if lease and not step_out(fleet, lease) then
+        redis.call('ZREM', line .. 'queue:' .. place, lease)
+      end
+      stand(fleet, limits, tenant)
+      most, passed = most - 1, { warm = 0, cold = 0 }
+    else
+      local cap = caps(limits, tenant)
+      local engine, as
+      -- Nothing is freed in here: where one found no seat, nobody finds one who would take the same.
+      if not nowhere[demand.seats] then
+        engine, as = seat(fleet, limits, cap, demand.engines, demand.warm)
+      end
+      if room(cap, 'tenant', live(fleet.prefix .. 'pool:tenant:' .. tenant, fleet.now)) <= 0 then
+        stand(fleet, limits, tenant)
+        most, passed = most - 1, { warm = 0, cold = 0 }
+      elseif not engine then
+        nowhere[demand.seats] = true
+        looks, deep[place], stuck[place] = looks - 1, at + 1, true
+        deeper[#deeper + 1] = place
+      else
+        step_out(fleet, lease)
+        local number = grant(fleet, demand, engine, as, provisional_ms)
+        stand(fleet, limits, tenant)
+        wakes[demand.holder] = (wakes[demand.holder] or '')
+          .. lease
+          .. ' '
+          .. number
+          .. ' '
+          .. as
+          .. ' '
+          .. engine
+          .. '\n'
+        most, free, passed = most - 1, free - 1, { warm = 0, cold = 0 }
+        cold_full = room(total, 'cold', live(fleet.prefix .. 'pool:cold', fleet.now)) <= 0
+      end
+    end
+  end
+  for holder, text in pairs(wakes) do
+    redis.call('PUBLISH', line .. 'wake:' .. holder, fleet.epoch .. '\n' .. text)
+  end
+  return complete
+end
 
 local meta, limits, total, record, events = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local nonce, tick_ms, learning_ms = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
-local lease, engines = ARGV[4], { unpack(ARGV, 5) }
+local provisional_ms, lease, engines = tonumber(ARGV[4]), ARGV[5], { unpack(ARGV, 6) }
 
 local fleet = open_fleet(meta, nonce, tick_ms, learning_ms)
 settle(fleet, limits, events, 32)
@@ -244,4 +454,5 @@ end
 redis.call('ZREM', fleet.prefix .. 'pool:engine:' .. engine, lease)
 redis.call('ZADD', fleet.prefix .. 'pool:engine:' .. name, expiry, lease)
 redis.call('HSET', record, 'engine', name)
+dispatch(fleet, limits, provisional_ms, 128)
 return { 'MOVED', fleet.epoch, fleet.grant, name }

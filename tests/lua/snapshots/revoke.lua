@@ -113,9 +113,10 @@ local function room(cap, kind, in_use)
 end
 -- stand(fleet, limits, tenant) -> nothing. puts a tenant where it belongs among those who may be granted next
 --
--- The fairest is the tenant with the least live/weight, on equal shares the one whose oldest waiter came first:
--- both in one number, the share in 1/1024 above the ticket of the head. Derived from what is held now, so it
--- cannot drift and no tenant gains by staying away. A tenant at its quota stands nowhere until it is below.
+-- The fairest is the tenant with the least live/weight, on equal shares the one whose oldest waiter came
+-- first: both in one number, the share in 1/1024 above the ticket of the head. Derived from what is held now,
+-- so it cannot drift and no tenant gains by staying away. A tenant at its quota stands nowhere until it is
+-- below.
 local function stand(fleet, limits, tenant)
   local line = fleet.prefix .. 'line:'
   if redis.call('EXISTS', line .. 'waiting', line .. 'tenants') == 0 then
@@ -147,7 +148,8 @@ local function stand(fleet, limits, tenant)
 end
 -- waiter(fleet, lease) -> demand or nil. one who stands in line, as it joined
 --
--- A record is text that redis-cli shows as it is: holder tenant class deadline joined request_id engines warm.
+-- A record is text that redis-cli shows as it is: holder tenant class deadline joined request_id engines
+-- warm.
 local function waiter(fleet, lease)
   local record = redis.call('HGET', fleet.prefix .. 'line:waiting', lease)
   if not record then
@@ -166,13 +168,14 @@ local function waiter(fleet, lease)
   end
   return {
     lease = lease,
-    holder = words[1],
-    tenant = words[2],
-    class = words[3],
+    holder = words[1] or '',
+    tenant = words[2] or '',
+    class = words[3] or 'cold',
     deadline = tonumber(words[4]) or 0,
     request_id = words[6] or '',
     engines = list(words[7]),
     warm = list(words[8]),
+    seats = (words[7] or '') .. ' ' .. (words[8] or ''),
   }
 end
 -- step_out(fleet, lease) -> tenant or nil. takes one waiter out of the line; nil: it stood in none

@@ -30,7 +30,7 @@
                              then the ids of those who stand in line
 
   RETURNS
-    TICKED  epoch  grant  clock  learning_ms  gateways  missing  cut  granted  then so many of each, and the gone:
+    TICKED  epoch  grant  clock  learning_ms  gateways  missing  cut  granted  then so many of each, and more:
             missing  lease                      had to be added
             cut      lease, reason              somebody ended it; `*`, `drain`: the gateway is to drain
             granted  lease, class, engine, grant  waited, and has its permit
@@ -143,9 +143,10 @@ local function leave(prefix, lease, tenant, engine)
 end
 -- stand(fleet, limits, tenant) -> nothing. puts a tenant where it belongs among those who may be granted next
 --
--- The fairest is the tenant with the least live/weight, on equal shares the one whose oldest waiter came first:
--- both in one number, the share in 1/1024 above the ticket of the head. Derived from what is held now, so it
--- cannot drift and no tenant gains by staying away. A tenant at its quota stands nowhere until it is below.
+-- The fairest is the tenant with the least live/weight, on equal shares the one whose oldest waiter came
+-- first: both in one number, the share in 1/1024 above the ticket of the head. Derived from what is held now,
+-- so it cannot drift and no tenant gains by staying away. A tenant at its quota stands nowhere until it is
+-- below.
 local function stand(fleet, limits, tenant)
   local line = fleet.prefix .. 'line:'
   if redis.call('EXISTS', line .. 'waiting', line .. 'tenants') == 0 then
@@ -175,7 +176,7 @@ local function stand(fleet, limits, tenant)
     redis.call('ZREM', line .. 'tenants', tenant)
   end
 end
--- settle(fleet, limits, events, most) -> integer. drops overdue leases, `most` at a time, into the event stream
+-- settle(fleet, limits, events, most) -> integer. drops overdue leases, `most` at a time, into the events
 --
 -- Overdue leases are counted by nobody, so how many are dropped decides only how tidy the sets are; the bound
 -- keeps ten thousand holders that died together from making one request wait.
@@ -242,8 +243,8 @@ local function pick_engine(fleet, limits, cap, engines)
 end
 -- seat(fleet, limits, cap, engines, warm) -> engine, class, full. where a demand could run now, and as what
 --
--- An engine that holds a prefix of the prompt first; where none of those has room, any other, if the cold pool
--- has a place. Otherwise engine is nil and full = { name, live, limit } of the pool that is in the way.
+-- An engine that holds a prefix of the prompt first; where none of those has room, any other, if the cold
+-- pool has a place. Otherwise engine is nil and full = { name, live, limit } of the pool that is in the way.
 local function seat(fleet, limits, cap, engines, warm)
   local engine = pick_engine(fleet, limits, cap, warm)
   if engine then
@@ -262,7 +263,8 @@ local function seat(fleet, limits, cap, engines, warm)
 end
 -- waiter(fleet, lease) -> demand or nil. one who stands in line, as it joined
 --
--- A record is text that redis-cli shows as it is: holder tenant class deadline joined request_id engines warm.
+-- A record is text that redis-cli shows as it is: holder tenant class deadline joined request_id engines
+-- warm.
 local function waiter(fleet, lease)
   local record = redis.call('HGET', fleet.prefix .. 'line:waiting', lease)
   if not record then
@@ -281,13 +283,14 @@ local function waiter(fleet, lease)
   end
   return {
     lease = lease,
-    holder = words[1],
-    tenant = words[2],
-    class = words[3],
+    holder = words[1] or '',
+    tenant = words[2] or '',
+    class = words[3] or 'cold',
     deadline = tonumber(words[4]) or 0,
     request_id = words[6] or '',
     engines = list(words[7]),
     warm = list(words[8]),
+    seats = (words[7] or '') .. ' ' .. (words[8] or ''),
   }
 end
 -- step_out(fleet, lease) -> tenant or nil. takes one waiter out of the line; nil: it stood in none
@@ -299,7 +302,7 @@ local function step_out(fleet, lease)
     return demand.tenant
   end
 end
--- grant(fleet, demand, engine, class, provisional_ms) -> integer. writes every place of one permit, and its record
+-- grant(fleet, demand, engine, class, provisional_ms) -> integer. writes the places and record of a permit
 local function grant(fleet, demand, engine, class, provisional_ms)
   local prefix, expiry = fleet.prefix, fleet.now + provisional_ms
   redis.call('ZADD', prefix .. 'pool:total', expiry, demand.lease)
@@ -331,49 +334,91 @@ local function grant(fleet, demand, engine, class, provisional_ms)
   )
   return fleet.grant
 end
--- dispatch(fleet, limits, provisional_ms, most) -> integer. grants free places to the fairest waiters, and tells them
+-- fairest(line, class, passed, stuck) -> list. tenant and score of who is next in a class; empty: nobody
 --
--- Called by whoever may have freed something, inside the same script: a place never lies idle while an eligible
--- waiter stands in line, and nobody else can take it first. Each grant is an ordinary provisional lease, so a
--- wake-up that is lost, or a waiter that just died, costs a place for a moment and never for good. Dead waiters
--- are dropped as they reach the head. A waiter whose engine or cold place is taken lets others pass.
+-- Those who are stuck in this script are stepped over. `passed` remembers per class how many of them are in
+-- front, for as long as nothing changes the order.
+local function fairest(line, class, passed, stuck)
+  while true do
+    local found = redis.call('ZRANGE', line .. 'next:' .. class, passed[class], passed[class], 'WITHSCORES')
+    if not found[1] or not stuck[class .. ':' .. found[1]] then
+      return found
+    end
+    passed[class] = passed[class] + 1
+  end
+end
+-- dispatch(fleet, limits, provisional_ms, most) -> boolean. grants free places to the fairest, and tells them
+--
+-- Called by whoever may have freed something, inside the same script: a place never lies idle while an
+-- eligible waiter stands in line, and nobody else can take it first. Each grant is an ordinary provisional
+-- lease, so a wake-up that is lost, or a waiter that just died, costs a place for a moment and never for
+-- good. Dead waiters are dropped as they reach the head. A waiter whose engine or cold place is taken lets
+-- others pass, also of its own tenant. Bounded by `most` grants and drops, and by how many it looks at who
+-- cannot run; false: somebody was not looked at.
 local function dispatch(fleet, limits, provisional_ms, most)
   local line = fleet.prefix .. 'line:'
   if fleet.learning_ms > 0 or redis.call('EXISTS', line .. 'waiting') == 0 then
-    return 0
+    return true
   end
-  local granted, wakes, passed = 0, {}, { warm = 0, cold = 0 }
+  local looks, rounds, complete = 200, 8, true
+  local passed, stuck, deep, nowhere = { warm = 0, cold = 0 }, {}, {}, {}
+  local wakes, deeper = {}, {}
   local total = caps(limits, '')
   local free = total and room(total, 'total', live(fleet.prefix .. 'pool:total', fleet.now)) or 0
   local cold_full = total and room(total, 'cold', live(fleet.prefix .. 'pool:cold', fleet.now)) <= 0
-  while free > 0 and most > 0 do
-    most = most - 1
-    local warm = redis.call('ZRANGE', line .. 'next:warm', passed.warm, passed.warm, 'WITHSCORES')
-    local cold = cold_full and {}
-      or redis.call('ZRANGE', line .. 'next:cold', passed.cold, passed.cold, 'WITHSCORES')
+  while free > 0 do
+    local warm = fairest(line, 'warm', passed, stuck)
+    local cold = cold_full and {} or fairest(line, 'cold', passed, stuck)
     if #warm == 0 and #cold == 0 then
+      -- The heads of all tenants come before the second of anybody.
+      rounds = rounds - 1
+      if #deeper == 0 or rounds == 0 then
+        complete = #deeper == 0
+        break
+      end
+      for _, place in ipairs(deeper) do
+        stuck[place] = nil
+      end
+      passed, deeper = { warm = 0, cold = 0 }, {}
+      warm = fairest(line, 'warm', passed, stuck)
+      cold = cold_full and {} or fairest(line, 'cold', passed, stuck)
+    end
+    if most == 0 or looks == 0 or (#warm == 0 and #cold == 0) then
+      complete = #warm == 0 and #cold == 0
       break
     end
     local class = (#cold == 0 or (#warm > 0 and tonumber(warm[2]) <= tonumber(cold[2]))) and 'warm' or 'cold'
     local tenant = class == 'warm' and warm[1] or cold[1]
-    local lease = redis.call('ZRANGE', line .. 'queue:' .. class .. ':' .. tenant, 0, 0)[1]
+    local place = class .. ':' .. tenant
+    local at = deep[place] or 0
+    local lease = redis.call('ZRANGE', line .. 'queue:' .. place, at, at)[1]
     local demand = lease and waiter(fleet, lease)
-    if
+    if not lease and at > 0 then
+      stuck[place] = true
+    elseif
       not demand
       or demand.deadline <= fleet.now
       or not lives(fleet.prefix .. 'gateways', lease, fleet.now)
     then
       if lease and not step_out(fleet, lease) then
-        redis.call('ZREM', line .. 'queue:' .. class .. ':' .. tenant, lease)
+        redis.call('ZREM', line .. 'queue:' .. place, lease)
       end
       stand(fleet, limits, tenant)
+      most, passed = most - 1, { warm = 0, cold = 0 }
     else
       local cap = caps(limits, tenant)
-      local engine, as = seat(fleet, limits, cap, demand.engines, demand.warm)
+      local engine, as
+      -- Nothing is freed in here: where one found no seat, nobody finds one who would take the same.
+      if not nowhere[demand.seats] then
+        engine, as = seat(fleet, limits, cap, demand.engines, demand.warm)
+      end
       if room(cap, 'tenant', live(fleet.prefix .. 'pool:tenant:' .. tenant, fleet.now)) <= 0 then
         stand(fleet, limits, tenant)
+        most, passed = most - 1, { warm = 0, cold = 0 }
       elseif not engine then
-        passed[class] = passed[class] + 1
+        nowhere[demand.seats] = true
+        looks, deep[place], stuck[place] = looks - 1, at + 1, true
+        deeper[#deeper + 1] = place
       else
         step_out(fleet, lease)
         local number = grant(fleet, demand, engine, as, provisional_ms)
@@ -387,7 +432,7 @@ local function dispatch(fleet, limits, provisional_ms, most)
           .. ' '
           .. engine
           .. '\n'
-        granted, free = granted + 1, free - 1
+        most, free, passed = most - 1, free - 1, { warm = 0, cold = 0 }
         cold_full = room(total, 'cold', live(fleet.prefix .. 'pool:cold', fleet.now)) <= 0
       end
     end
@@ -395,14 +440,25 @@ local function dispatch(fleet, limits, provisional_ms, most)
   for holder, text in pairs(wakes) do
     redis.call('PUBLISH', line .. 'wake:' .. holder, fleet.epoch .. '\n' .. text)
   end
-  return granted
+  return complete
 end
 -- refresh_line(fleet, limits, tenants, heads) -> nothing. looks again at those who waited longest for a look
 --
--- What changed without anybody freeing a place (a lease that lapsed, a limit that was edited by hand, a gateway
--- that died) reaches the order of the line here, a bounded number of tenants at a time.
+-- What changed without anybody freeing a place (a lease that lapsed, a limit that was edited by hand, a
+-- gateway that died) reaches the order of the line here, a bounded number of tenants at a time. A few drawn
+-- by lot are looked at too, so that no dead waiter fills the line for long, wherever it stands.
 local function refresh_line(fleet, limits, tenants, heads)
   local line = fleet.prefix .. 'line:'
+  for _, lease in ipairs(redis.call('HRANDFIELD', line .. 'waiting', tenants)) do
+    local demand = waiter(fleet, lease)
+    if
+      demand.deadline <= fleet.now
+      or not lives(fleet.prefix .. 'gateways', lease, fleet.now)
+      or not redis.call('ZSCORE', line .. 'queue:' .. demand.class .. ':' .. demand.tenant, lease)
+    then
+      stand(fleet, limits, step_out(fleet, lease))
+    end
+  end
   for _, tenant in ipairs(redis.call('ZRANGE', line .. 'tenants', 0, tenants - 1)) do
     for _, class in ipairs({ 'warm', 'cold' }) do
       local queue = line .. 'queue:' .. class .. ':' .. tenant
