@@ -11,7 +11,8 @@ from dataclasses import asdict
 from typing import Final
 
 from services.permits.connect import connect
-from services.permits.model import LeaseTimes
+from services.permits.errors import Unavailable, Unusable
+from services.permits.probe import probe
 from services.permits.store import Store
 from services.reaper.health import HealthServer, health_app, listen
 from services.reaper.loop import Loop, in_one_line
@@ -21,13 +22,18 @@ from services.reaper.report import Report, json_log
 from services.reaper.survey import Survey
 from services.reaper.sweep import FleetPass, Sweep
 from services.settings.schema import Settings
+from services.settings.seed import lease_times
 
 # A pass under way at SIGTERM may finish, or its report would be lost; a stuck one may not delay us.
 LAST_PASS_S: Final = 2.0
 
 
 def run(settings: Settings, *, host: str, port: int) -> int:
-    """Reap until SIGTERM or SIGINT and return 0; return 1 when the health port is taken."""
+    """Reap until SIGTERM or SIGINT and return 0.
+
+    Returns 1 with one line when the health port is taken or this Redis can never hold leases. A Redis that
+    is away is no reason to stop: it may come.
+    """
     try:
         health_socket = listen(host, port)
     except OSError as error:
@@ -36,7 +42,11 @@ def run(settings: Settings, *, host: str, port: int) -> int:
         )
         return 1
     with contextlib.closing(health_socket):
-        asyncio.run(_reap_until_told(settings, health_socket))
+        try:
+            asyncio.run(_reap_until_told(settings, health_socket))
+        except Unusable as error:
+            complain(str(error))
+            return 1
     return 0
 
 
@@ -83,9 +93,11 @@ async def _sweep_whole(settings: Settings) -> list[FleetPass]:
 
 @contextlib.asynccontextmanager
 async def _sweep(settings: Settings, report: Report) -> AsyncIterator[Sweep]:
-    """Yield a sweep over a connection of its own, closed on the way out."""
+    """Yield a sweep over a connection of its own, closed on the way out. Raises Unusable."""
     client = connect(settings.redis.url, max_connections=2)
     try:
+        with contextlib.suppress(Unavailable):
+            await probe(client)
         store = Store(client, prefix=settings.redis.prefix, times=lease_times(settings))
 
         async def scan(cursor: int, pattern: str, count: int) -> tuple[int, list[str]]:
@@ -96,11 +108,6 @@ async def _sweep(settings: Settings, report: Report) -> AsyncIterator[Sweep]:
         yield Sweep(store, survey, fleets=sorted(settings.fleets), witness=report)
     finally:
         await client.aclose()
-
-
-def lease_times(settings: Settings) -> LeaseTimes:
-    """Return the lease section as the permit library takes it."""
-    return LeaseTimes(**settings.lease.model_dump())
 
 
 def _stop_signals() -> asyncio.Event:

@@ -2,7 +2,7 @@
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import pytest
 from services.permits.store import Store
 from tests.reaper.conftest import Orphan
 from tests.support import processes
-from tests.support.config_file import FLEET
+from tests.support.config_file import FLEET, write_config
 from tests.support.processes import Process
 from tests.support.redis_server import RedisServer
 from tests.support.waiting import wait_until
@@ -115,6 +115,31 @@ async def test_a_signal_ends_it_also_while_redis_hangs(reaper: Process, redis_se
     await asyncio.sleep(0)
     reaper.signal(signal.SIGTERM)
     assert await reaper.wait(5) == 0
+
+
+async def test_a_redis_that_evicts_is_refused_in_one_line(
+    tmp_path: Path, spare_redis: Callable[..., RedisServer]
+) -> None:
+    """It would throw leases away; better not to start."""
+    config = write_config(tmp_path, spare_redis("--maxmemory-policy", "allkeys-lru").url, ["http://h"])
+    process = processes.reaper(tmp_path, config)
+    assert await process.wait(20) == 1
+    (line,) = process.log_text().splitlines()
+    assert "allkeys-lru" in line
+    assert "noeviction" in line
+
+
+async def test_a_redis_that_is_away_at_the_start_is_waited_for(
+    tmp_path: Path, spare_redis: Callable[..., RedisServer]
+) -> None:
+    """Processes of a fleet start in any order."""
+    server = spare_redis()
+    server.stop()
+    process = processes.reaper(tmp_path, write_config(tmp_path, server.url, ["http://h"]))
+    await process.ready("/healthz")
+    server.start()
+    await process.ready()
+    await process.end()
 
 
 async def test_a_taken_health_port_is_one_line_that_names_the_option(
