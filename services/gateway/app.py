@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import get_args
 
 from fastapi import FastAPI
 from starlette.requests import Request
@@ -16,7 +15,7 @@ from services.gateway.fleets import Fleets
 from services.gateway.health import ControlPlane
 from services.gateway.metrics import Metrics
 from services.gateway.records import Journal
-from services.gateway.refusals import NotServed, Reason, refusal_of
+from services.gateway.refusals import NotServed, refusal_of
 from services.gateway.routes import DataPlane
 from services.gateway.trips import Trips
 from services.permits.gate import Gate, open_gate
@@ -45,8 +44,9 @@ async def open_app(settings: Settings, *, name: str, journal: Journal) -> AsyncI
     Raises what `open_gate` raises.
     """
     metrics = Metrics()
-    metrics.prepare(settings.fleets, get_args(Reason))
     fleets = Fleets(settings.fleets)
+    for fleet in fleets:
+        metrics.of(fleet.name)
     trips = Trips(journal, metrics, grace_s=settings.lease.tick_ms / 1000)
     async with (
         open_gate(
