@@ -173,6 +173,20 @@ async def test_a_part_that_dies_is_reported_with_the_signal_and_started_again(up
     assert not alive(again[0])
 
 
+async def test_a_redis_that_dies_comes_back_empty_and_the_fleet_heals(up: Up) -> None:
+    """The gateways write back limits and keys: the demo key goes on working."""
+    running = await up("--gateways", "1")
+    os.kill(running.said["redis"]["pid"], signal.SIGKILL)
+
+    async def served_again() -> bool:
+        async with running.stream(running.gateways[0], 2) as response:
+            await response.aread()
+            return response.status_code == 200 and len(running.events()) > 1
+
+    await wait_until(served_again, "requests are served again", START_S)
+    assert any("redis" in line and "was ended by SIGKILL" in line for line in running.events())
+
+
 async def test_nothing_survives_a_kill_9_of_up(up: Up) -> None:
     """Not even the part that never looks at its parent: the Redis."""
     running = await up("--gateways", "1")
