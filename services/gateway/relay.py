@@ -67,9 +67,8 @@ class OwnedStream:
         names = {name for name, _ in headers}
         if self.observer.is_stream:
             # Whoever stands between us and the client must not gather a stream.
-            headers.append((b"x-accel-buffering", b"no"))
-            if b"cache-control" not in names:
-                headers.append((b"cache-control", b"no-cache"))
+            wanted = ((b"x-accel-buffering", b"no"), (b"cache-control", b"no-cache"))
+            headers += [header for header in wanted if header[0] not in names]
         has_body = trip.head.method != "HEAD" and reply.status not in _BODILESS
         if trip.head.http10 and has_body and b"content-length" not in names:
             trip.wire.unframe()

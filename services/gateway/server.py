@@ -70,6 +70,8 @@ def listen(host: str, port: int, *, stall_ms: int) -> socket.socket:
 async def serve(settings: Settings, *, name: str, sock: socket.socket, log_fd: int = 1) -> None:
     """Serve on `sock`, which is taken over, until a signal, then drain and return. Raises PermitError."""
     async with _signals() as asked_to_stop, open_journal(log_fd) as journal:
+        journal.take_over()
+        _warn(settings, journal)
         async with running(settings, name=name, sock=sock, journal=journal) as app:
             host, port = sock.getsockname()[:2]
             journal.log.info("listening", host=host, port=port, holder=app.gate.holder)
@@ -97,6 +99,15 @@ async def running(
             app.trips.cut_all()
             server.should_exit = True
             await serving
+
+
+def _warn(settings: Settings, journal: Journal) -> None:
+    for name, fleet in settings.fleets.items():
+        if fleet.release_when == "engine_idle":
+            journal.log.warning(
+                "release_when = engine_idle is not in this release: places go back at the close",
+                fleet=name,
+            )
 
 
 async def _drain(app: App, drain_s: float, asked_again: asyncio.Queue[int]) -> None:

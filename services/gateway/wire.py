@@ -20,6 +20,8 @@ from services.permits.clock import monotonic
 _FLUSH_S: Final = 5.0
 # A connection that has no request for this long, or only part of a head, is closed.
 HEAD_WAIT_S: Final = 30.0
+# A head longer than this is no request that an engine would take; memory is not kept for it.
+HEAD_BYTES_MAX: Final = 64 * 1024
 # Requests sent ahead of their turn; beyond that the connection is not read, and the client not watched.
 _PIPELINED_MAX: Final = 4
 _RESET: Final = struct.pack("ii", 1, 0)
@@ -110,6 +112,8 @@ class Protocol(HttpToolsProtocol):
     """One client connection."""
 
     idle_since_s = 0.0
+    _in_head = False
+    _head_bytes = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
         """Start the wait for the first head."""
@@ -117,8 +121,24 @@ class Protocol(HttpToolsProtocol):
         self._wires: list[Wire] = []
         self.idle_since_s = monotonic()
 
+    def data_received(self, data: bytes) -> None:
+        """Parse on, unless the head of a request grows without end."""
+        if self._in_head:
+            self._head_bytes += len(data)
+            if self._head_bytes > HEAD_BYTES_MAX:
+                self.send_400_response("")
+                return
+        super().data_received(data)
+
+    def on_message_begin(self) -> None:
+        """Start counting a head."""
+        super().on_message_begin()
+        self._in_head = True
+        self._head_bytes = 0
+
     def on_headers_complete(self) -> None:
         """Give the request its wire; keep watching the client when it sent this one ahead of its turn."""
+        self._in_head = False
         earlier = self._last_cycle()
         super().on_headers_complete()
         wire = self.scope["state"]["wire"] = Wire(self, self.cycle)
