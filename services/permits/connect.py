@@ -11,7 +11,7 @@ from services.permits.errors import Unusable
 
 CONNECT_TIMEOUT_S: Final = 0.5
 # One more attempt, at once: a pooled connection may have died while it was idle. All scripts are
-# idempotent by lease id, so sending one twice is safe.
+# idempotent by lease id, so sending one twice is safe. Not after a time-out: the caller waited long enough.
 _RETRY: Final = 1
 
 
@@ -32,7 +32,7 @@ def connect(url: str, *, max_connections: int = 20, timeout_s: float = 1.0) -> R
         decode_responses=True,
         socket_timeout=timeout_s,
         socket_connect_timeout=CONNECT_TIMEOUT_S,
-        retry=Retry(ExponentialWithJitterBackoff(base=0.01, cap=0.05), _RETRY),
+        retry=Retry(ExponentialWithJitterBackoff(base=0.01, cap=0.05), _RETRY, (RedisConnectionError,)),
         retry_on_error=[RedisConnectionError],
     )
     return Redis.from_pool(pool)

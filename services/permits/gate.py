@@ -40,10 +40,17 @@ from services.permits.store import Store
 from services.permits.ticker import Ticker
 
 T = TypeVar("T")
+Answer = Granted | Full | Learning | Closed
+Asking = asyncio.Task[Answer]
 
 # How long a new request waits for the ticker's verdict after a call to Redis failed. A blip costs nobody
 # an answer; while Redis stays away only the first requests wait at all.
 VERDICT_S: Final = 0.3
+# How long one call to Redis may take. With the verdict it is what a request waits when Redis is swallowed by
+# the network, and that sum has to stay well below 1.5 s.
+CALL_S: Final = 0.8
+# How long a closing gate waits for answers that nobody waits for any more: a little longer than one call.
+LAST_ANSWERS_S: Final = 1.2
 # A gate's connections to Redis; so many of them are kept free of acquires, for counts and moves.
 CONNECTIONS_MAX: Final = 20
 CONNECTIONS_SPARE: Final = 4
@@ -74,6 +81,8 @@ class Gate:
         self._down_since_s: float | None = None
         # A burst waits here, in order, and not for a connection: that wait is short and its end an outage.
         self._turns = asyncio.Semaphore(acquires_at_once_max)
+        # Calls whose caller left before the answer.
+        self._left: set[Asking] = set()
 
     def hold(self, demand: Demand) -> "Hold":
         """Return a context manager whose entry takes a permit and whose exit gives it back.
@@ -138,9 +147,7 @@ class Gate:
                 # The answer came in the same turn of the loop as the cancellation.
                 permit.close()
             else:
-                # The call itself goes on: cutting it would leave its reply to the connection's next user.
-                permit.move(Move.LEAVE)
-                asking.add_done_callback(lambda asked: self._give_up(permit, asked))
+                self._leave(permit, asking)
             raise
         except Unavailable:
             return self._take_share(permit)
@@ -149,21 +156,35 @@ class Gate:
             raise self._refusal(demand.fleet, answer)
         return permit
 
-    async def _ask(self, permit: Permit) -> Granted | Full | Learning | Closed:
+    async def last_answers(self) -> None:
+        """Wait, for a bounded time, until it is known what callers who left were granted."""
+        if self._left:
+            await asyncio.wait(self._left, timeout=LAST_ANSWERS_S)
+
+    def _leave(self, permit: Permit, asking: Asking) -> None:
+        """Let the call go on without its caller: cut, its reply would be read by the next on its connection."""
+        permit.move(Move.LEAVE)
+        self._left.add(asking)
+        asking.add_done_callback(lambda asked: self._give_up(permit, asked))
+
+    async def _ask(self, permit: Permit) -> Answer:
         """Ask Redis, once more after a failure that the ticker could mend; never cancelled."""
         try:
             return await self._ask_once(permit)
         except Unavailable:
             self._suspect()
-            await self._verdict()
             # The same id: if the first call was carried out after all, this one gets its answer.
             return await self._ask_once(permit)
 
-    async def _ask_once(self, permit: Permit) -> Granted | Full | Learning | Closed:
+    async def _ask_once(self, permit: Permit) -> Answer:
         await self._verdict()
         fleet = permit.fleet
         view = self._ticker.view(fleet)
         async with self._turns:
+            # Redis may have gone, or the caller left, while this one waited for its turn.
+            await self._verdict()
+            if permit.state is State.ABANDONED:
+                raise Unavailable("the caller left before Redis was asked")
             sent_s = monotonic()
             answer = await self._store.acquire(permit.demand, lease=permit.id, holder=self.holder)
         self._notice(fleet, view, answer.stamp)
@@ -219,8 +240,9 @@ class Gate:
         self._listener.admission(fleet, "granted")
         return permit
 
-    def _give_up(self, permit: Permit, asked: "asyncio.Task[Granted | Full | Learning | Closed]") -> None:
+    def _give_up(self, permit: Permit, asked: Asking) -> None:
         """Give back what a caller who left was granted, or may have been."""
+        self._left.discard(asked)
         if asked.cancelled() or asked.exception() is not None:
             self._release_blind(permit)
         elif isinstance(asked.result(), Granted):
@@ -316,21 +338,29 @@ async def open_gate(
         keys=keys or {},
         listener=listener,
     )
-    client = connect(redis_url, max_connections=max_connections)
+    client = connect(redis_url, max_connections=max_connections, timeout_s=CALL_S)
     store = Store(client, prefix=prefix, times=times, listener=listener)
+    gate = Gate(
+        store=store,
+        ticker=ticker,
+        holder=holder,
+        times=times,
+        fleets=fleets,
+        listener=listener,
+        acquires_at_once_max=max(1, max_connections - CONNECTIONS_SPARE),
+    )
     try:
         await ticker.start()
-        try:
-            yield Gate(
-                store=store,
-                ticker=ticker,
-                holder=holder,
-                times=times,
-                fleets=fleets,
-                listener=listener,
-                acquires_at_once_max=max(1, max_connections - CONNECTIONS_SPARE),
-            )
-        finally:
-            await asyncio.shield(ticker.stop())
+        yield gate
     finally:
-        await client.aclose()
+        # Also when the start was cancelled: its thread would go on for ever.
+        try:
+            await asyncio.shield(_end(gate, ticker))
+        finally:
+            await client.aclose()
+
+
+async def _end(gate: Gate, ticker: Ticker) -> None:
+    """Learn what is still open, then flush it."""
+    await gate.last_answers()
+    await ticker.stop()
