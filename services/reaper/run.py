@@ -10,6 +10,8 @@ from collections.abc import AsyncIterator
 from dataclasses import asdict
 from typing import Final
 
+import structlog
+
 from services.permits.connect import connect
 from services.permits.errors import Unavailable, Unusable
 from services.permits.probe import probe
@@ -72,7 +74,7 @@ async def _reap_until_told(settings: Settings, health_socket: socket.socket) -> 
     metrics = Metrics(last_pass_age_s=pulse.last_pass_age_s)
     health = HealthServer(health_app(pulse, metrics))
     told = _stop_signals()
-    async with _sweep(settings, Report(log, metrics)) as sweep:
+    async with _sweep(settings, log, metrics) as sweep:
         loop = Loop(sweep, every_ms=settings.reaper.every_ms, pulse=pulse, metrics=metrics, log=log)
         log.info("started", fleets=sorted(settings.fleets), health_port=health_socket.getsockname()[1])
         passes = asyncio.create_task(loop.run(), name="passes")
@@ -86,26 +88,28 @@ async def _reap_until_told(settings: Settings, health_socket: socket.socket) -> 
 
 async def _sweep_whole(settings: Settings) -> list[FleetPass]:
     pulse = Pulse(every_ms=settings.reaper.every_ms)
-    report = Report(json_log(sys.stderr), Metrics(last_pass_age_s=pulse.last_pass_age_s))
-    async with _sweep(settings, report) as sweep:
+    metrics = Metrics(last_pass_age_s=pulse.last_pass_age_s)
+    async with _sweep(settings, json_log(sys.stderr), metrics) as sweep:
         return await sweep.once(whole=True)
 
 
 @contextlib.asynccontextmanager
-async def _sweep(settings: Settings, report: Report) -> AsyncIterator[Sweep]:
+async def _sweep(
+    settings: Settings, log: structlog.typing.FilteringBoundLogger, metrics: Metrics
+) -> AsyncIterator[Sweep]:
     """Yield a sweep over a connection of its own, closed on the way out. Raises Unusable."""
     client = connect(settings.redis.url, max_connections=2)
     try:
         with contextlib.suppress(Unavailable):
             await probe(client)
-        store = Store(client, prefix=settings.redis.prefix, times=lease_times(settings))
+        store = Store(client, prefix=settings.redis.prefix, times=lease_times(settings), listener=metrics)
 
         async def scan(cursor: int, pattern: str, count: int) -> tuple[int, list[str]]:
             following, keys = await client.scan(cursor, match=pattern, count=count)
             return following, [str(key) for key in keys]
 
         survey = Survey(scan, prefix=settings.redis.prefix)
-        yield Sweep(store, survey, fleets=sorted(settings.fleets), witness=report)
+        yield Sweep(store, survey, fleets=sorted(settings.fleets), reporter=Report(log, metrics))
     finally:
         await client.aclose()
 

@@ -1,6 +1,5 @@
 """The reaper as a process: it reclaims by itself, survives its Redis, and ends when it is told."""
 
-import asyncio
 import signal
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -49,6 +48,7 @@ async def test_the_places_of_a_dead_holder_come_back_without_any_request(
     assert await metric(reaper, 'tenure_drift{fleet="demo"}') == 0
     assert await metric(reaper, "tenure_redis_up") == 1
     assert await metric(reaper, "tenure_reaper_pass_seconds_count") >= 1
+    assert await metric(reaper, 'tenure_script_seconds_count{verb="reap"}') >= 1
     assert await metric(reaper, "tenure_reaper_last_pass_age_seconds") < 5
 
 
@@ -112,7 +112,6 @@ async def test_a_signal_ends_it_with_exit_code_0(reaper: Process, number: signal
 
 async def test_a_signal_ends_it_also_while_redis_hangs(reaper: Process, redis_server: RedisServer) -> None:
     redis_server.pause()
-    await asyncio.sleep(0)
     reaper.signal(signal.SIGTERM)
     assert await reaper.wait(5) == 0
 
