@@ -173,7 +173,7 @@ class Engines:
             why = f"cannot connect to {name}: {type(error).__name__}"
             raise EngineFailed("engine_unreachable", why, may_retry=True) from None
         except (aiohttp.ClientError, OSError) as error:
-            fleet.engine_failed(name)
+            # No reason to leave the engine out: one caller's request must not cost the others an engine.
             why = f"{name} broke off before its reply: {type(error).__name__}"
             raise EngineFailed("engine_error", why, may_retry=request.method in _SAFE_METHODS) from None
         if not _LOWEST_STATUS <= response.status <= _HIGHEST_STATUS:
