@@ -91,6 +91,11 @@ class Reply:
                 return left
             raise self._broken from None
 
+    @property
+    def is_read(self) -> bool:
+        """Whether the clean end has come and every byte before it was read."""
+        return self._content.at_eof()
+
     def close(self) -> None:
         """Let go. After a clean end the connection has gone back to the pool; otherwise it is cut now."""
         connection = self._response.connection
