@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.docker import engine
-from tests.docker.compose import KEY, LEASE, Stack, why_not
+from tests.docker.compose import FLEET, KEY, LEASE, Stack, why_not
 from tests.support.client import Call, chat_body, fetch
 from tests.support.waiting import wait_until
 
@@ -138,6 +138,18 @@ async def test_a_stopped_gateway_finishes_its_streams_while_the_front_uses_the_o
     gateway.start()
 
 
+async def test_a_limit_changed_at_run_time_outlives_a_restart_of_everything(stack: Stack) -> None:
+    limits = f"tenure:{{{FLEET}}}:limits"
+    stack.redis("HSET", limits, "tenant_default", "5")
+    parts = ("gateway-1", "gateway-2", "reaper", "redis")
+    await asyncio.gather(*(asyncio.to_thread(stack.container(part).stop) for part in parts))
+    await asyncio.gather(*(asyncio.to_thread(stack.container(part).start) for part in parts))
+    await stack.healthy()
+    assert stack.redis("HGET", limits, "tenant_default") == "5"
+    stack.redis("HSET", limits, "tenant_default", "6")
+    await wait_until(lambda: serves(stack), "the front has found the gateways again", 10)
+
+
 async def test_metrics_are_asked_at_each_replica_and_not_through_the_front(stack: Stack) -> None:
     through = await fetch(stack.url("front"), "/metrics")
     assert through.status == 404
@@ -175,3 +187,7 @@ async def taken_by(stack: Stack, gateway: str, *, times: int) -> bool:
                 return False
             await call.rest()
     return True
+
+
+async def serves(stack: Stack) -> bool:
+    return (await fetch(stack.url("front"), "/v1/models", key=KEY)).status == 200
