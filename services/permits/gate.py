@@ -162,7 +162,7 @@ class Gate:
             await asyncio.wait(self._left, timeout=LAST_ANSWERS_S)
 
     def _leave(self, permit: Permit, asking: Asking) -> None:
-        """Let the call go on without its caller: cut, its reply would be read by the next on its connection."""
+        """Let the call go on without its caller: cut, its reply would be read by somebody else."""
         permit.move(Move.LEAVE)
         self._left.add(asking)
         asking.add_done_callback(lambda asked: self._give_up(permit, asked))

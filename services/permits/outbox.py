@@ -1,8 +1,9 @@
 """What is still to be told to Redis, in order. Appending never waits; one task flushes.
 
-Releases, downgrades and evidence are facts about the past: they may be sent late and twice, so they are
-kept until Redis acknowledged them. An outbox that overflows (Redis away for very long) forgets its oldest
-entries; their leases are not renewed either, so they end by themselves.
+Releases, downgrades and evidence are facts about the past: they may be sent late and twice. The first two
+are kept until Redis acknowledged them; evidence is dropped when Redis does not take it. An outbox that
+overflows (Redis away for very long) forgets its oldest entries; their leases are not renewed either, so they
+end by themselves.
 """
 
 import threading
@@ -86,6 +87,13 @@ class Outbox:
         with self._lock:
             room = ENTRIES_MAX - len(self._entries)
             self._entries.extendleft(reversed(run[-room:] if room else []))
+
+    def drop_evidence(self) -> None:
+        """Forget all evidence: it is advice, and what Redis does not take must not block the rest."""
+        with self._lock:
+            kept = [entry for entry in self._entries if not isinstance(entry, Evidence)]
+            self._entries.clear()
+            self._entries.extend(kept)
 
     def age_s(self) -> float:
         """Return how long the oldest entry has waited; 0 when there is none."""

@@ -218,7 +218,11 @@ class Ticker:
             try:
                 await flush_run(self._store, run)
             except BaseException:
-                self.outbox.put_back(run)
+                if isinstance(run[0], Evidence):
+                    # At maxmemory it is refused while releases and ticks, which come after it, would pass.
+                    self.outbox.drop_evidence()
+                else:
+                    self.outbox.put_back(run)
                 self._listener.outbox(self.outbox.age_s())
                 raise
             freed = [entry.permit for entry in run if isinstance(entry, Release)]

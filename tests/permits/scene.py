@@ -43,22 +43,28 @@ class Heard(Silent):
         self.ticks: list[float] = []
         self.causes: Counter[str] = Counter()
         self.up: list[bool] = []
+        self.fleets: set[str] = set()
+        self.longest_s: dict[str, float] = {}
 
     def admission(self, fleet: str, outcome: str) -> None:
         with self._lock:
             self.outcomes[outcome] += 1
+            self.fleets.add(fleet)
 
     def script(self, verb: str, seconds: float) -> None:
         with self._lock:
             self.scripts[verb] += 1
+            self.longest_s[verb] = max(seconds, self.longest_s.get(verb, 0.0))
 
     def tick(self, fleet: str, lateness_s: float) -> None:
         with self._lock:
             self.ticks.append(lateness_s)
+            self.fleets.add(fleet)
 
     def reasserted(self, fleet: str, cause: Cause, count: int) -> None:
         with self._lock:
             self.causes[cause] += count
+            self.fleets.add(fleet)
 
     def redis_up(self, *, up: bool) -> None:
         with self._lock:

@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 # No caller waits longer for an answer, whatever Redis does.
 ANSWER_S = 1.5
 
-ways_to_be_away = pytest.mark.parametrize("away", [RedisShim.refuse, RedisShim.blackhole], ids=["refused", "blackholed"])
+ways_to_be_away = pytest.mark.parametrize(
+    "away", [RedisShim.refuse, RedisShim.blackhole], ids=["refused", "blackholed"]
+)
 
 
 async def answer(gate: Gate, **what: Any) -> tuple[Permit | Refused, float]:
