@@ -146,6 +146,21 @@ async def test_a_wrong_configuration_is_a_finding_and_redis_is_still_looked_at(
     assert "redis.reachable" in done.stdout
 
 
+async def test_everything_that_is_wrong_with_the_configuration_is_listed(
+    tenure: Tenure, tmp_path: Path, redis_url: str
+) -> None:
+    """And nothing that is only wrong because something else is."""
+    config = tmp_path / "tenure.toml"
+    config.write_text(
+        '[redis]\nurll = "x"\n[lease]\nttl_ms = 5\n'
+        '[fleets.demo]\nmodels = ["a"]\ntotall = 7\nengines = [{ url = "ftp://x" }]\n'
+    )
+    findings = json.loads((await tenure("doctor", "--json")).stdout)["findings"]
+    assert [finding["level"] for finding in findings] == ["problem"] * 4
+    for field in ("redis.urll", "lease: ttl_ms", "fleets.demo.engines[0].url", "fleets.demo.totall"):
+        assert any(field in finding["detail"] and finding["cure"] for finding in findings), field
+
+
 def test_an_old_redis_is_named_with_the_cure() -> None:
     """What Redis 6.2 answers to a script that begins with a shebang."""
     error = "ERR Error compiling script (new function): user_script:1: unexpected symbol near '#'"
