@@ -133,7 +133,7 @@ class Gate:
         answer = await _unhurt(self._store.move(permit.fleet, permit.id, engines))
         if not isinstance(answer, str):
             return False
-        permit.engine = answer
+        permit.moved(answer)
         return True
 
     async def take(self, demand: Demand) -> Permit:
