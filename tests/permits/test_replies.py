@@ -191,11 +191,13 @@ async def test_a_delayed_acquire_that_arrives_after_its_caller_left_costs_a_prov
 ) -> None:
     """The network keeps the call back and delivers it when nobody waits for it any more."""
     async with a_gate(shim.url, redis_loss="closed") as gate:
+        async with gate.hold(demand()):
+            pass  # so that there is a connection to be stalled
         shim.stall()
         with pytest.raises(Refused):
             await gate.take(demand())
         shim.healthy()
-        await wait_until(lambda: seen.client.hget("tenure:{f}:meta", "grant") == "1", "it arrived")
+        await wait_until(lambda: seen.client.hget("tenure:{f}:meta", "grant") == "2", "it arrived")
         await wait_until(lambda: gate.ready()[0], "Redis answers again")
         seen.advance(TIMES.provisional_ms)
         assert await granted_of(gate, 5) == 4
