@@ -5,6 +5,7 @@ import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
+import uvloop
 from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
@@ -57,6 +58,7 @@ async def open_app(settings: Settings, *, name: str, journal: Journal) -> AsyncI
             fleets=fleet_policies(settings),
             keys=seed_keys(settings),
             listener=metrics,
+            loop_factory=uvloop.new_event_loop,
         ) as gate,
         open_engines(gate.move) as engines,
     ):

@@ -11,7 +11,7 @@ To let something else own the permit (a response body that streams on after the 
 import asyncio
 import itertools
 import secrets
-from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Final, TypeVar
@@ -319,12 +319,14 @@ async def open_gate(
     keys: Mapping[str, str] | None = None,
     listener: Listener | None = None,
     max_connections: int = CONNECTIONS_MAX,
+    loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None,
 ) -> AsyncIterator[Gate]:
     """Connect, start renewing, and yield the gate; on the way out flush what is left and stop.
 
     Raises Unusable when this Redis can never hold leases (too old, evicting) and BadName for an unfit `name`.
     A Redis that is away is no error: the gate refuses until it is there. `keys` are hashes of callers' keys
-    with their tenants, and `fleets[...].limits` limits; both are written where Redis has no value yet.
+    with their tenants, and `fleets[...].limits` limits; both are written where Redis has no value yet. The
+    ticker's thread runs on a loop of `loop_factory`, asyncio's own when left out.
     """
     times, listener = times or LeaseTimes(), listener or Silent()
     # The nonce makes every start of a process a new holder: nothing of a former life is mistaken for its own.
@@ -337,6 +339,7 @@ async def open_gate(
         fleets=fleets,
         keys=keys or {},
         listener=listener,
+        loop_factory=loop_factory,
     )
     client = connect(redis_url, max_connections=max_connections, timeout_s=CALL_S)
     store = Store(client, prefix=prefix, times=times, listener=listener)

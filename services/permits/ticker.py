@@ -34,6 +34,9 @@ from services.permits.store import LEASES_PER_RELEASE_MAX, Store
 
 # How long a stopping process tries to hand its last releases to Redis.
 LAST_FLUSH_S: Final = 2.0
+# How long the first release waits for others to share its call: much less than a place is free anyway
+# before anybody can use it, and at a thousand requests a second it saves most of the calls.
+GATHER_S: Final = 0.001
 # Between attempts while Redis is away: soon enough to recover within a second, too slow to hammer.
 RETRY_S: Final = (0.05, 0.5)
 
@@ -53,11 +56,13 @@ class Ticker:
         fleets: Mapping[str, FleetPolicy],
         keys: Mapping[str, str],
         listener: Listener,
+        loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None,
     ) -> None:
         """Build everything; nothing runs before `start`."""
         self.holdings = Holdings()
         self.outbox = Outbox(self.wake)
         self._times = times
+        self._loop_factory = loop_factory
         self._listener = listener
         self._client = connect(redis_url, max_connections=2)
         self._store = Store(self._client, prefix=prefix, times=times, listener=listener)
@@ -146,7 +151,7 @@ class Ticker:
     # --- the thread
 
     def _run_thread(self) -> None:
-        with asyncio.Runner() as runner:
+        with asyncio.Runner(loop_factory=self._loop_factory) as runner:
             runner.run(self._main())
 
     async def _main(self) -> None:
@@ -239,6 +244,8 @@ class Ticker:
         except TimeoutError:
             return
         self._woken.clear()
+        # Those that end within the same moment go in one call.
+        await asyncio.sleep(GATHER_S)
 
     async def _watch_deadlines(self) -> None:
         """End overdue leases on time also while a call to Redis hangs."""
