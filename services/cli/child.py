@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from services.cli.place import shown
 from services.permits.clock import monotonic
 
 FIRST_PAUSE_S: Final = 0.2
@@ -85,7 +86,7 @@ class Child:
             except OSError as error:
                 self._say(f"{self.name} could not be started: {error.strerror}")
             else:
-                self._say(f"{self.name} runs again as pid {self.pid}; its log is {self.log}")
+                self._say(f"{self.name} runs again as pid {self.pid}; its log is {shown(self.log)}")
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal and expect the end: `watch` does not start this process again."""

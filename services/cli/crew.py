@@ -11,9 +11,10 @@ import httpx
 
 from services.cli.child import Child, Say
 from services.cli.failure import Failure
+from services.cli.place import shown
 from services.permits.clock import monotonic
 
-READY_WITHIN_S: Final = 30.0
+READY_WITHIN_S: Final = 60.0
 STOP_WITHIN_S: Final = 5.0
 # What a gateway may still do after its streams were cut: tell Redis and close.
 HURRIED_WITHIN_S: Final = 3.0
@@ -111,7 +112,7 @@ async def answers(child: Child, url: str, *, within_s: float = READY_WITHIN_S) -
                 return
             seen = f"HTTP {answer.status_code} {answer.text[:200]}"
             await asyncio.sleep(_POLL_S)
-    raise Failure(f"{child.name} is not ready after {within_s:g} s ({seen}); its log is {child.log}")
+    raise Failure(f"{child.name} is not ready after {within_s:g} s ({seen}); its log is {shown(child.log)}")
 
 
 def _import_root() -> str:

@@ -39,7 +39,9 @@ def _examine_config(
     try:
         settings = load(path, environ, **overrides)
     except SettingsError as error:
-        findings = [problem("config", line, "correct it") for line in str(error).splitlines()]
+        # Where the settings list all that is wrong, all of it is shown.
+        lines = getattr(error, "problems", None) or (str(error),)
+        findings = [_config_problem(line) for line in lines]
         # Redis can still be looked at when somebody says where it is.
         return (load(None, {}, **overrides) if redis_url else None), findings
     if path is None:
@@ -48,6 +50,12 @@ def _examine_config(
         return settings, [problem("config", f"{path} names no fleet", "add [fleets.NAME]")]
     names = ", ".join(sorted(settings.fleets))
     return settings, [fine("config", f"{path}: fleets {names}; {len(settings.tenants)} tenants")]
+
+
+def _config_problem(line: str) -> Finding:
+    """Tell what is wrong from what to do: the settings write both into one line."""
+    detail, _, cure = line.rpartition("; ")
+    return problem("config", detail, cure) if detail else problem("config", line, "correct it")
 
 
 def _print(findings: Sequence[Finding], problems: int) -> None:

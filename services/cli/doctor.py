@@ -29,16 +29,6 @@ _CONNECTIONS: Final = 2
 Info = Mapping[str, Any]
 
 
-async def why_scripts_fail(url: str) -> str:
-    """Return why this server cannot run our scripts, or nothing when it can."""
-    async with _client(url) as client:
-        try:
-            await client.eval(_FLAGGED_SCRIPT, 0)
-        except (RedisError, OSError) as error:
-            return f"does not run scripts with `#!lua` flags ({why(error)})"
-    return ""
-
-
 async def examine_redis(settings: Settings) -> list[Finding]:
     """Ask Redis everything; one finding says so when it does not answer at all."""
     async with _client(settings.redis.url) as client:
@@ -105,11 +95,13 @@ def _role(info: Info) -> Finding:
 
 
 def _eviction(info: Info) -> Finding:
-    policy = info.get("maxmemory_policy", "?")
+    check, policy = "redis.eviction", str(info.get("maxmemory_policy", "?"))
     if policy == "noeviction":
-        return fine("redis.eviction", "maxmemory-policy is noeviction")
+        return fine(check, "maxmemory-policy is noeviction")
+    if policy.startswith("volatile"):
+        return note(check, f"maxmemory-policy is {policy}: evicts keys with a TTL, and ours have none")
     return problem(
-        "redis.eviction",
+        check,
         f"maxmemory-policy is {policy}: under memory pressure leases and limits would be deleted",
         "redis-cli CONFIG SET maxmemory-policy noeviction, and the same line in redis.conf",
     )

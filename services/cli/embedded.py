@@ -10,10 +10,12 @@ from typing import Final
 
 from services.cli.child import Child
 from services.cli.crew import Crew
-from services.cli.doctor import why_scripts_fail
 from services.cli.failure import Failure
 from services.cli.listeners import LOOPBACK, free_port
 from services.permits.clock import monotonic
+from services.permits.connect import connect
+from services.permits.errors import PermitError
+from services.permits.probe import probe
 
 START_WITHIN_S: Final = 10.0
 _POLL_S: Final = 0.02
@@ -88,9 +90,21 @@ async def _why_unusable(server: Embedded) -> str:
         if not server.child.alive:
             return f"{server.child.how_it_ended()}: {server.child.last_words()}"
         if await _listens(server.port):
-            return await why_scripts_fail(server.url)
+            return await _why_unfit(server.url)
         await asyncio.sleep(_POLL_S)
     return f"does not answer within {START_WITHIN_S:g} s"
+
+
+async def _why_unfit(url: str) -> str:
+    """Return why this server cannot hold leases, or nothing when it can."""
+    client = connect(url, max_connections=1)
+    try:
+        await probe(client)
+    except PermitError as error:
+        return str(error).removeprefix("redis.url: ")
+    finally:
+        await client.aclose()
+    return ""
 
 
 async def _listens(port: int) -> bool:

@@ -40,6 +40,14 @@ class Report:
         self._as_json = as_json
         self._program = program
 
+    def starting(self, plan: Plan) -> None:
+        """Say what is being started; it takes a few seconds."""
+        if not self._as_json:
+            parts = ["redis"] if plan.embedded else []
+            parts += [gateway.name for gateway in plan.gateways] + ["reaper"]
+            parts += ["engine (simulated)"] if plan.engine else []
+            print_line(f"Starting {', '.join(parts)} ...")
+
     def started(self, started: Started) -> None:
         """Say where everything is."""
         if self._as_json:

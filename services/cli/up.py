@@ -36,6 +36,7 @@ async def up(wishes: Wishes, environ: Mapping[str, str], report: Report) -> None
     """
     with occupy(Path.cwd()) as place, _signals() as told:
         plan = await make_plan(wishes, environ)
+        report.starting(plan)
         async with _crew(place, plan, environ, report, told) as crew:
             started = await _unless_told(told, _start(crew, place, plan, environ.get("PATH", "")))
             if started:

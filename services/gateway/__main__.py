@@ -10,6 +10,7 @@ from pathlib import Path
 import uvloop
 
 from services.gateway.server import listen, serve
+from services.gateway.workers import run_workers
 from services.permits.errors import PermitError
 from services.permits.names import NAME_CHARS_MAX
 from services.settings.load import SettingsError, find_config, load
@@ -41,9 +42,22 @@ def run(
         why = error.strerror or str(error)
         raise OSError(f"gateway.host, gateway.port: cannot listen on {host}:{port}: {why}") from None
     name = name or settings.gateway.name or _default_name(sock.getsockname()[1])
+    if settings.gateway.workers == 1:
+        _serve(settings, name, sock)
+        return 0
+    return run_workers(
+        settings.gateway.workers, lambda number: _serve(settings, _worker_name(name, number), sock)
+    )
+
+
+def _serve(settings: Settings, name: str, sock: socket.socket) -> None:
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(serve(settings, name=name, sock=sock))
-    return 0
+
+
+def _worker_name(name: str, number: int) -> str:
+    suffix = f"-w{number}"
+    return name[: NAME_CHARS_MAX - len(suffix)] + suffix
 
 
 def _default_name(port: int) -> str:

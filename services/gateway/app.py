@@ -4,8 +4,8 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
-from typing import get_args
 
+import uvloop
 from fastapi import APIRouter, FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
@@ -19,7 +19,6 @@ from services.gateway.health import ControlPlane
 from services.gateway.metrics import Metrics
 from services.gateway.problems import answer_problems, problem
 from services.gateway.records import Journal
-from services.gateway.refusals import Reason
 from services.gateway.routes import DataPlane
 from services.gateway.stops import Stops
 from services.gateway.trips import Trips
@@ -59,8 +58,9 @@ async def open_app(
     Raises what `open_gate` raises.
     """
     metrics = Metrics()
-    metrics.prepare(settings.fleets, get_args(Reason))
     fleets = Fleets(settings.fleets)
+    for fleet in fleets:
+        metrics.of(fleet.name)
     trips = Trips(journal, metrics, grace_s=settings.lease.tick_ms / 1000)
     async with (
         open_gate(
@@ -72,6 +72,7 @@ async def open_app(
             keys=seed_keys(settings),
             listener=metrics,
             on_drain=on_drain,
+            loop_factory=uvloop.new_event_loop,
         ) as gate,
         open_engines(gate.move) as engines,
         _open_store(settings) as store,

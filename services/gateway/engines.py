@@ -91,6 +91,11 @@ class Reply:
                 return left
             raise self._broken from None
 
+    @property
+    def is_read(self) -> bool:
+        """Whether the clean end has come and every byte before it was read."""
+        return self._content.at_eof()
+
     def close(self) -> None:
         """Let go. After a clean end the connection has gone back to the pool; otherwise it is cut now."""
         connection = self._response.connection
@@ -173,7 +178,7 @@ class Engines:
             why = f"cannot connect to {name}: {type(error).__name__}"
             raise EngineFailed("engine_unreachable", why, may_retry=True) from None
         except (aiohttp.ClientError, OSError) as error:
-            fleet.engine_failed(name)
+            # No reason to leave the engine out: one caller's request must not cost the others an engine.
             why = f"{name} broke off before its reply: {type(error).__name__}"
             raise EngineFailed("engine_error", why, may_retry=request.method in _SAFE_METHODS) from None
         if not _LOWEST_STATUS <= response.status <= _HIGHEST_STATUS:

@@ -6,8 +6,10 @@ and dropped, counted, when too many wait.
 
 import asyncio
 import contextlib
+import logging
 import os
-from collections.abc import AsyncIterator, MutableMapping
+from collections.abc import AsyncIterator, Mapping, MutableMapping
+from datetime import UTC, datetime
 from typing import Any, Final
 
 import msgspec
@@ -39,24 +41,52 @@ def _as_line(_logger: object, _method: str, event: MutableMapping[str, Any]) -> 
     return msgspec.json.encode(event, enc_hook=str) + b"\n"
 
 
+class _Bridge(logging.Handler):
+    """Takes in what libraries and asyncio say by the standard library's logging."""
+
+    def __init__(self, journal: "Journal") -> None:
+        super().__init__(logging.WARNING)
+        self._journal = journal
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._journal.log.warning(record.getMessage(), logger=record.name, exc_info=record.exc_info)
+
+
+_PROCESSORS: Final[list[structlog.typing.Processor]] = [
+    structlog.processors.add_log_level,
+    structlog.processors.TimeStamper(fmt="iso", utc=True),
+    structlog.processors.format_exc_info,
+    _as_line,
+]
+_LEVEL: Final = structlog.make_filtering_bound_logger("info")
+
+
 class Journal:
-    """The log of one process. `log` is an ordinary structlog logger."""
+    """The log of one process. `log` is an ordinary structlog logger; any thread may use it."""
 
     def __init__(self, fd: int) -> None:
         """Write to the open file descriptor `fd`, which stays the caller's."""
         self._fd = fd
         self._sink = _Sink()
         self.log: structlog.typing.FilteringBoundLogger = structlog.wrap_logger(
-            self._sink,
-            processors=[
-                structlog.processors.add_log_level,
-                structlog.processors.TimeStamper(fmt="iso", utc=True),
-                structlog.processors.format_exc_info,
-                _as_line,
-            ],
-            wrapper_class=structlog.make_filtering_bound_logger("info"),
-            cache_logger_on_first_use=True,
+            self._sink, processors=_PROCESSORS, wrapper_class=_LEVEL, cache_logger_on_first_use=True
         )
+
+    def take_over(self) -> None:
+        """Write down also what the permit library, other libraries and asyncio have to say.
+
+        Changes the process's own logging: for entry points only.
+        """
+        structlog.configure(
+            processors=_PROCESSORS, wrapper_class=_LEVEL, logger_factory=lambda *_: self._sink
+        )
+        logging.basicConfig(handlers=[_Bridge(self)], level=logging.WARNING)
+
+    def note(self, event: str, fields: Mapping[str, Any]) -> None:
+        """Write a line as `log.info` would, for the one event that every request causes."""
+        now = datetime.now(UTC).isoformat().replace("+00:00", "Z")
+        line = {"event": event, "level": "info", "timestamp": now, **fields}
+        self._sink.info(msgspec.json.encode(line) + b"\n")
 
     async def run(self) -> None:
         """Write what has gathered, ten times a second, until cancelled."""

@@ -38,8 +38,8 @@ class OwnedStream:
         """
         async with self._owned:
             await self._send_head(send)
-            await self._pump(send)
-        await _finish(self._trip, send)
+            last = await self._pump(send)
+        await _finish(self._trip, send, last)
 
     def takes_event(self) -> bool:
         """Whether an event of ours may follow: between two whole ones, both sent, in an open-ended body."""
@@ -67,9 +67,8 @@ class OwnedStream:
         names = {name for name, _ in headers}
         if self.observer.is_stream:
             # Whoever stands between us and the client must not gather a stream.
-            headers.append((b"x-accel-buffering", b"no"))
-            if b"cache-control" not in names:
-                headers.append((b"cache-control", b"no-cache"))
+            wanted = ((b"x-accel-buffering", b"no"), (b"cache-control", b"no-cache"))
+            headers += [header for header in wanted if header[0] not in names]
         has_body = trip.head.method != "HEAD" and reply.status not in _BODILESS
         if trip.head.http10 and has_body and b"content-length" not in names:
             trip.wire.unframe()
@@ -78,23 +77,24 @@ class OwnedStream:
         _deadlines(trip).sending()
         await send({"type": "http.response.start", "status": reply.status, "headers": headers})
 
-    async def _pump(self, send: Send) -> None:
-        """Pass chunk by chunk: nothing is gathered, and none is read before the last one was taken."""
-        trip, read, observer, deadlines = self._trip, self.reply.read, self.observer, _deadlines(self._trip)
+    async def _pump(self, send: Send) -> bytes:
+        """Pass chunk by chunk: nothing is gathered, and none is read before the last one was taken.
+
+        Returns the last chunk unsent: the engine is done with it, so the permit need not wait for the client.
+        """
+        trip, reply, observer, deadlines = self._trip, self.reply, self.observer, _deadlines(self._trip)
         while True:
             deadlines.reading()
-            chunk = await read()
+            chunk = await reply.read()
             now_s = deadlines.sending()
-            if not chunk:
-                break
             observer.feed(chunk)
-            if not trip.first_token_s and observer.first_token:
+            ended = not chunk or reply.is_read
+            if not trip.first_token_s and (observer.first_token or ended):
                 trip.first_token(now_s)
-            trip.last_token_s = now_s
+            trip.last_token_s = now_s if chunk else trip.last_token_s or now_s
+            if ended:
+                return chunk
             await send({"type": "http.response.body", "body": chunk, "more_body": True})
-        if not trip.first_token_s:
-            trip.first_token(now_s)
-            trip.last_token_s = now_s
 
 
 def own_headers(trip: Trip) -> RawHeaders:
@@ -138,17 +138,18 @@ async def farewell(trip: Trip, receive: Receive, send: Send) -> None:
     elif not trip.head_sent:
         await send_refusal(refusal, trip, receive, send)
     elif trip.stream is not None and trip.stream.takes_event():
-        await send({"type": "http.response.body", "body": error_event(trip.reason), "more_body": True})
-        await _finish(trip, send)
+        await _finish(trip, send, error_event(trip.reason))
     else:
         trip.wire.cut()
 
 
-async def _finish(trip: Trip, send: Send) -> None:
+async def _finish(trip: Trip, send: Send, last: bytes) -> None:
+    """Send the last bytes of a reply and end it."""
     if trip.wire.is_unframed:
+        await send({"type": "http.response.body", "body": last, "more_body": True})
         trip.wire.finish()
     else:
-        await send(_LAST)
+        await send({"type": "http.response.body", "body": last, "more_body": False})
 
 
 def _deadlines(trip: Trip) -> Deadlines:

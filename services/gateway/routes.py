@@ -19,6 +19,7 @@ from services.gateway.trips import Trips
 from services.permits.errors import Refused, Unavailable
 from services.permits.gate import Gate
 from services.permits.model import Demand
+from services.permits.permit import Permit
 from services.settings.schema import Settings
 
 
@@ -43,7 +44,7 @@ class DataPlane:
         ask = classify(trip.head, request.body)
         fleet = trip.fleet = self._fleets.serving(ask.model)
 
-        trip.watch(receive)
+        trip.watch_client()
         async with AsyncExitStack() as held:
             permit = await held.enter_async_context(self._gate.hold(_demand(trip, ask, fleet)))
             trip.admit(permit)
@@ -53,8 +54,7 @@ class DataPlane:
         await stream.send_to(send)
 
         trip.end("completed")
-        if facts := covered(stream.report(), ask.boundaries):
-            self._gate.witness(permit, facts)
+        self._learn(permit, ask, stream)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request, and settle how it ended. Only a foreign cancellation gets out."""
@@ -85,7 +85,13 @@ class DataPlane:
 
     async def _read(self, trip: Trip, receive: Receive) -> EngineRequest:
         head = trip.head
-        body = await read_body(receive, head, limit_bytes=self._body_bytes_max, gap_s=self._body_gap_s)
+        body = await read_body(
+            receive,
+            head,
+            limit_bytes=self._body_bytes_max,
+            gap_s=self._body_gap_s,
+            arrived=trip.wire.has_whole_body,
+        )
         trip.body_read = True
         return EngineRequest(
             method=head.method,
@@ -93,6 +99,17 @@ class DataPlane:
             headers=[*head.forward, ("x-request-id", trip.request_id)],
             body=body,
         )
+
+    def _learn(self, permit: Permit, ask: Ask, stream: OwnedStream) -> None:
+        """Note what the engine proved: prefixes it had, and those it lacked against an earlier word.
+
+        A cold permit means that there was no earlier word, so there is none to take back.
+        """
+        facts = covered(stream.report(), ask.boundaries)
+        if permit.class_ == "cold":
+            facts = {prefix: held for prefix, held in facts.items() if held}
+        if facts:
+            self._gate.witness(permit, facts)
 
     async def _refuse(
         self, trip: Trip, no: NotServed | Refused | Unavailable, receive: Receive, send: Send

@@ -10,7 +10,7 @@ import secrets
 from collections.abc import Mapping
 from typing import Any, Final, Protocol
 
-from starlette.types import Receive, Scope
+from starlette.types import Scope
 
 from services.gateway.budgets import Deadlines
 from services.gateway.fleets import Fleet
@@ -53,7 +53,6 @@ class Trip:
 
     __slots__ = (
         "_books",
-        "_watcher",
         "admitted_s",
         "body_read",
         "deadlines",
@@ -101,7 +100,6 @@ class Trip:
         self.status = 0
         self.tokens = 0
         self.stream: Passage | None = None
-        self._watcher: asyncio.Task[None] | None = None
         self.reason: Reason | None = None
         self.refused: str | None = None
         self.over = False
@@ -122,7 +120,7 @@ class Trip:
         self.deadlines = Deadlines(
             self.fleet.config.budgets, permit, cut=self.cut, grace_s=self._books.grace_s
         )
-        self._books.metrics.queue_s.labels(self.fleet.name).observe(self.admitted_s - self.queued_s)
+        self._books.metrics.of(self.fleet.name).queue_s.observe(self.admitted_s - self.queued_s)
 
     def first_token(self, now_s: float) -> None:
         """Note the first generated content."""
@@ -133,7 +131,7 @@ class Trip:
             self.permit.phase = "decode"
         if self.fleet.config.cold_until == "first_token":
             self.permit.downgrade()
-        self._books.metrics.prefill_s.labels(self.fleet.name).observe(now_s - self.admitted_s)
+        self._books.metrics.of(self.fleet.name).prefill_s.observe(now_s - self.admitted_s)
 
     def cut(self, reason: Reason) -> None:
         """End the request from outside. Nothing happens when it has ended, or is ending, already."""
@@ -175,18 +173,14 @@ class Trip:
         self.ended_s = self.ended_s or monotonic()
         self.tokens = self.stream.tokens() if self.stream is not None else 0
         self.stream = self.deadlines = None
-        if self._watcher is not None:
-            self._watcher.cancel()
-            self._watcher = None
+        self.wire.unwatch()
         self._books.left(self)
 
-    def watch(self, receive: Receive) -> None:
-        """From now on, cut the trip when the client leaves. Nobody else may call `receive` meanwhile."""
-        self._watcher = asyncio.create_task(self._watch(receive))
+    def watch_client(self) -> None:
+        """From now on, cut the trip when the client leaves. The body must have been read."""
+        self.wire.watch(self._client_left)
 
-    async def _watch(self, receive: Receive) -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
+    def _client_left(self) -> None:
         self.cut("client_disconnect")
 
     def _cut_off(self, reason: str) -> None:

@@ -42,10 +42,10 @@ class Trips:
         if trip.permit is None or trip.fleet is None:
             self._log(trip)
             return
-        name = trip.fleet.name
-        self.metrics.ends.labels(name, trip.reason).inc()
+        figures = self.metrics.of(trip.fleet.name)
+        figures.ends[trip.reason or "internal_error"].inc()
         if trip.first_token_s:
-            self.metrics.decode_s.labels(name).observe(max(0.0, trip.last_token_s - trip.first_token_s))
+            figures.decode_s.observe(max(0.0, trip.last_token_s - trip.first_token_s))
         trip.fleet.pace.held(trip.ended_s - trip.admitted_s)
         self._unreleased[trip] = None
         if trip.released_s:
@@ -56,12 +56,12 @@ class Trips:
     def released(self, trip: Trip) -> None:
         """Note that the place is free in Redis; the trip itself may still be ending."""
         if trip in self._unreleased and trip.fleet is not None:
-            self.metrics.release_s.labels(trip.fleet.name).observe(max(0.0, trip.released_s - trip.ended_s))
+            self.metrics.of(trip.fleet.name).release_s.observe(max(0.0, trip.released_s - trip.ended_s))
             self._log(trip)
 
     def _log(self, trip: Trip) -> None:
         self._unreleased.pop(trip, None)
-        self.journal.log.info("request", **trip.record())
+        self.journal.note("request", trip.record())
 
     def drain(self) -> None:
         """Admit nothing more: requests without a permit are refused at once, the others run on."""

@@ -8,6 +8,7 @@ import asyncio
 import socket
 import struct
 import sys
+from collections.abc import Callable
 from typing import Final, cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
@@ -19,6 +20,8 @@ from services.permits.clock import monotonic
 _FLUSH_S: Final = 5.0
 # A connection that has no request for this long, or only part of a head, is closed.
 HEAD_WAIT_S: Final = 30.0
+# A head longer than this is no request that an engine would take; memory is not kept for it.
+HEAD_BYTES_MAX: Final = 64 * 1024
 # Requests sent ahead of their turn; beyond that the connection is not read, and the client not watched.
 _PIPELINED_MAX: Final = 4
 _RESET: Final = struct.pack("ii", 1, 0)
@@ -27,13 +30,47 @@ _RESET: Final = struct.pack("ii", 1, 0)
 class Wire:
     """One request's connection. Made by the protocol, found in `scope["state"]["wire"]`."""
 
-    __slots__ = ("_cycle", "_protocol", "_unframed")
+    __slots__ = ("_cycle", "_on_gone", "_protocol", "_unframed")
 
     def __init__(self, protocol: "Protocol", cycle: RequestResponseCycle) -> None:
         """Belong to one request on one connection."""
         self._protocol = protocol
         self._cycle = cycle
         self._unframed = False
+        self._on_gone: Callable[[], None] | None = None
+
+    def watch(self, on_gone: Callable[[], None]) -> None:
+        """Call `on_gone` once when the client leaves, at once when it has; only after the body was read.
+
+        Cheaper than a task that awaits `receive`, and blind to nothing: the connection is read on.
+        """
+        self._on_gone = on_gone
+        if self._cycle.disconnected:
+            self.gone()
+        else:
+            self._protocol.flow.resume_reading()
+
+    def unwatch(self) -> None:
+        """Call nobody any more."""
+        self._on_gone = None
+
+    def gone(self) -> None:
+        """Note that the client has left."""
+        self._cycle.disconnected = True
+        self._cycle.message_event.set()
+        on_gone, self._on_gone = self._on_gone, None
+        if on_gone is not None:
+            on_gone()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the reply has been sent whole."""
+        return self._cycle.response_complete
+
+    @property
+    def has_whole_body(self) -> bool:
+        """Whether all of the request has arrived, so that reading it cannot wait."""
+        return not self._cycle.more_body
 
     def unframe(self) -> None:
         """End the body by closing the connection: HTTP/1.0 knows no chunks. Call before the head is sent."""
@@ -75,23 +112,40 @@ class Protocol(HttpToolsProtocol):
     """One client connection."""
 
     idle_since_s = 0.0
+    _in_head = False
+    _head_bytes = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
         """Start the wait for the first head."""
         super().connection_made(transport)
-        self._earlier: list[RequestResponseCycle] = []
+        self._wires: list[Wire] = []
         self.idle_since_s = monotonic()
+
+    def data_received(self, data: bytes) -> None:
+        """Parse on, unless the head of a request grows without end."""
+        if self._in_head:
+            self._head_bytes += len(data)
+            if self._head_bytes > HEAD_BYTES_MAX:
+                self.send_400_response("")
+                return
+        super().data_received(data)
+
+    def on_message_begin(self) -> None:
+        """Start counting a head."""
+        super().on_message_begin()
+        self._in_head = True
+        self._head_bytes = 0
 
     def on_headers_complete(self) -> None:
         """Give the request its wire; keep watching the client when it sent this one ahead of its turn."""
+        self._in_head = False
         earlier = self._last_cycle()
         super().on_headers_complete()
-        self.scope["state"]["wire"] = Wire(self, self.cycle)
-        if earlier is not None and not earlier.response_complete:
-            self._earlier = [cycle for cycle in self._earlier if not cycle.response_complete]
-            self._earlier.append(earlier)
-            if len(self.pipeline) <= _PIPELINED_MAX:
-                self.flow.resume_reading()
+        wire = self.scope["state"]["wire"] = Wire(self, self.cycle)
+        self._wires = [one for one in self._wires if not one.is_over]
+        self._wires.append(wire)
+        if earlier is not None and not earlier.response_complete and len(self.pipeline) <= _PIPELINED_MAX:
+            self.flow.resume_reading()
 
     def on_response_complete(self) -> None:
         """Start the wait for the next head."""
@@ -100,10 +154,9 @@ class Protocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Tell every request of the connection, not only the one that came last."""
-        for cycle in self._earlier:
-            if not cycle.response_complete:
-                cycle.disconnected = True
-                cycle.message_event.set()
+        for wire in self._wires:
+            if not wire.is_over:
+                wire.gone()
         super().connection_lost(exc)
 
     def send_400_response(self, msg: str) -> None:

@@ -33,6 +33,13 @@ from services.permits.waiters import News
 # How long a new request waits for the ticker's verdict after a call to Redis failed. A blip costs nobody
 # an answer; while Redis stays away only the first requests wait at all.
 VERDICT_S: Final = 0.3
+# How long one call to Redis may take. With the verdict it is what a request waits when Redis is swallowed by
+# the network, and that sum has to stay well below 1.5 s.
+CALL_S: Final = 0.8
+# How long a closing gate waits for answers that nobody waits for any more: a little longer than one call.
+LAST_ANSWERS_S: Final = 1.2
+
+Asking = asyncio.Task[Answer]
 
 
 class Acquirer:
@@ -60,6 +67,8 @@ class Acquirer:
         self._down_since_s: float | None = None
         # A burst waits here, in order, and not for a connection: that wait is short and its end an outage.
         self._turns = asyncio.Semaphore(at_once_max)
+        # Calls whose caller left before the answer.
+        self._left: set[Asking] = set()
 
     async def take(self, demand: Demand) -> Permit:
         """Take a permit that the caller must close; see `Gate.hold` for what may be raised."""
@@ -97,21 +106,31 @@ class Acquirer:
                 # The answer came in the same turn of the loop as the cancellation.
                 permit.close()
             else:
-                # The call itself goes on: cutting it would leave its reply to the connection's next user.
-                permit.move(Move.LEAVE)
-                asking.add_done_callback(lambda asked: self._give_up(permit, asked))
+                self._leave(permit, asking)
             raise
         except Unavailable:
             self._take_share(permit)
             return None
+
+    async def last_answers(self) -> None:
+        """Wait, for a bounded time, until it is known what callers who left were granted."""
+        if self._left:
+            await asyncio.wait(self._left, timeout=LAST_ANSWERS_S)
+
+    def _leave(self, permit: Permit, asking: Asking) -> None:
+        """Let the call go on without its caller: cut, its reply would be read by somebody else."""
+        permit.move(Move.LEAVE)
+        self._left.add(asking)
+        asking.add_done_callback(lambda asked: self._give_up(permit, asked))
 
     async def _ask_twice(self, permit: Permit) -> Answer:
         """Ask once more after a failure that the ticker could mend; never cancelled."""
         try:
             return await self._ask_once(permit)
         except Unavailable:
+            if permit.state is State.ABANDONED:
+                raise
             self._suspect()
-            await self._verdict()
             # The same id: if the first call was carried out after all, this one gets its answer.
             return await self._ask_once(permit)
 
@@ -120,6 +139,10 @@ class Acquirer:
         fleet = permit.fleet
         view = self._ticker.view(fleet)
         async with self._turns:
+            # Redis may have gone, or the caller left, while this one waited for its turn.
+            await self._verdict()
+            if permit.state is State.ABANDONED:
+                raise Unavailable("the caller left before Redis was asked")
             sent_s = monotonic()
             answer = await self._store.acquire(permit.demand, lease=permit.id, holder=self._holder)
         self._notice(fleet, view, answer.stamp)
@@ -204,8 +227,9 @@ class Acquirer:
         self._ticker.enroll(permit)
         self._listener.admission(fleet, "granted")
 
-    def _give_up(self, permit: Permit, asked: "asyncio.Task[Answer]") -> None:
+    def _give_up(self, permit: Permit, asked: Asking) -> None:
         """Give back what a caller who left was granted, or may have been."""
+        self._left.discard(asked)
         if asked.cancelled() or asked.exception() is not None or isinstance(asked.result(), Queued):
             self._release_blind(permit)
         elif isinstance(asked.result(), Granted):

@@ -11,8 +11,16 @@ async def flush_run(store: Store, run: Sequence[Entry]) -> None:
     fleet = fleet_of(run[0])
     match run[0]:
         case Release():
-            await store.release(fleet, [entry.permit.gone() for entry in run if isinstance(entry, Release)])
+            releases = (entry.permit for entry in run if isinstance(entry, Release))
+            await store.release(fleet, [gone for permit in releases for gone in permit.gone()])
         case Downgrade():
             await store.downgrade(fleet, [entry.permit.id for entry in run if isinstance(entry, Downgrade)])
-        case Evidence(engine=engine, prefixes=prefixes):
+        case Evidence(engine=engine):
+            # The later report of an engine holds.
+            prefixes = {
+                prefix: cached
+                for entry in run
+                if isinstance(entry, Evidence)
+                for prefix, cached in entry.prefixes.items()
+            }
             await store.witness(fleet, engine, prefixes)

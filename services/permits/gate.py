@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Final, TypeVar
 
-from services.permits.acquirer import Acquirer
+from services.permits.acquirer import CALL_S, Acquirer
 from services.permits.connect import connect
 from services.permits.events import Listener, Silent
 from services.permits.model import Counts, Demand, FleetPolicy, LeaseTimes
@@ -111,12 +111,16 @@ class Gate:
         answer = await unhurt(self._store.move(permit.fleet, permit.id, engines))
         if not isinstance(answer, str):
             return False
-        permit.engine = answer
+        permit.moved(answer)
         return True
 
     async def take(self, demand: Demand) -> Permit:
         """Take a permit that the caller must close; prefer `hold`."""
         return await self._acquirer.take(demand)
+
+    async def last_answers(self) -> None:
+        """Wait, for a bounded time, until it is known what callers who left were granted."""
+        await self._acquirer.last_answers()
 
 
 class Hold:
@@ -160,13 +164,15 @@ async def open_gate(
     listener: Listener | None = None,
     max_connections: int = CONNECTIONS_MAX,
     on_drain: Callable[[], None] | None = None,
+    loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None,
 ) -> AsyncIterator[Gate]:
     """Connect, start renewing, and yield the gate; on the way out flush what is left and stop.
 
     Raises Unusable when this Redis can never hold leases (too old, evicting) and BadName for an unfit `name`.
     A Redis that is away is no error: the gate refuses until it is there. `keys` are hashes of callers' keys
     with their tenants, and `fleets[...].limits` limits; both are written where Redis has no value yet.
-    `on_drain` is called once, in this event loop, when an administrator tells this process to drain.
+    `on_drain` is called once, in this event loop, when an administrator tells this process to drain. The
+    ticker's thread runs on a loop of `loop_factory`, asyncio's own when left out.
     """
     times, listener = times or LeaseTimes(), listener or Silent()
     # The nonce makes every start of a process a new holder: nothing of a former life is mistaken for its own.
@@ -180,27 +186,37 @@ async def open_gate(
         keys=keys or {},
         listener=listener,
         on_drain=on_drain,
+        loop_factory=loop_factory,
     )
-    client = connect(redis_url, max_connections=max_connections)
+    client = connect(redis_url, max_connections=max_connections, timeout_s=CALL_S)
     store = Store(client, prefix=prefix, times=times, listener=listener)
+    gate = Gate(
+        store=store,
+        ticker=ticker,
+        holder=holder,
+        times=times,
+        fleets=fleets,
+        listener=listener,
+        acquires_at_once_max=max(1, max_connections - CONNECTIONS_SPARE),
+    )
+    channels = {store.keys(fleet).wake(holder): fleet for fleet in fleets}
+    listener_of_wakes = WakeListener(client, channels, ticker.hear, ticker.tick_waiters)
+    listening: asyncio.Task[None] | None = None
     try:
         await ticker.start()
-        channels = {store.keys(fleet).wake(holder): fleet for fleet in fleets}
-        listening = asyncio.create_task(
-            WakeListener(client, channels, ticker.hear, ticker.tick_waiters).run()
-        )
-        try:
-            yield Gate(
-                store=store,
-                ticker=ticker,
-                holder=holder,
-                times=times,
-                fleets=fleets,
-                listener=listener,
-                acquires_at_once_max=max(1, max_connections - CONNECTIONS_SPARE),
-            )
-        finally:
-            listening.cancel()
-            await asyncio.shield(ticker.stop())
+        listening = asyncio.create_task(listener_of_wakes.run())
+        yield gate
     finally:
-        await client.aclose()
+        # Also when the start was cancelled: its thread would go on for ever.
+        if listening is not None:
+            listening.cancel()
+        try:
+            await asyncio.shield(_end(gate, ticker))
+        finally:
+            await client.aclose()
+
+
+async def _end(gate: Gate, ticker: Ticker) -> None:
+    """Learn what is still open, then flush it."""
+    await gate.last_answers()
+    await ticker.stop()

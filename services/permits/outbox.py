@@ -1,8 +1,11 @@
-"""What is still to be told to Redis, in order. Appending never waits; one task flushes.
+"""What is still to be told to Redis. Appending never waits; one task flushes.
 
-Releases, downgrades and evidence are facts about the past: they may be sent late and twice, so they are
-kept until Redis acknowledged them. An outbox that overflows (Redis away for very long) forgets its oldest
-entries; their leases are not renewed either, so they end by themselves.
+Releases, downgrades and evidence are facts about the past: they may be sent late and twice, and those of
+different kinds in any order (a downgrade after the release of the same permit finds nothing to give back).
+So each kind waits in a lane of its own, and a busy gateway sends many at once: releases first, because
+somebody may be waiting for the place, and evidence last. Releases and downgrades are kept until Redis
+acknowledged them; evidence is dropped when Redis does not take it. An outbox that overflows (Redis away for
+very long) forgets its oldest entries; their leases are not renewed either, so they end by themselves.
 """
 
 import threading
@@ -15,6 +18,8 @@ from services.permits.clock import monotonic
 from services.permits.permit import Permit
 
 ENTRIES_MAX: Final = 100_000
+# What one call about evidence carries: a script that runs for milliseconds makes every request wait.
+PREFIXES_MAX: Final = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +49,7 @@ class Evidence:
 
 
 Entry = Release | Downgrade | Evidence
+KINDS: Final = (Release, Downgrade, Evidence)
 
 
 def fleet_of(entry: Entry) -> str:
@@ -52,46 +58,81 @@ def fleet_of(entry: Entry) -> str:
 
 
 class Outbox:
-    """A bounded, ordered, thread-safe queue with one reader."""
+    """A bounded, thread-safe set of queues with one reader."""
 
     def __init__(self, wake: Callable[[], None]) -> None:
         """`wake` is called after an append to an empty outbox; it must be thread-safe and quick."""
-        self._entries: deque[Entry] = deque(maxlen=ENTRIES_MAX)
+        self._lanes: dict[tuple[type[Entry], str], deque[Entry]] = {}
+        self._count = 0
         self._lock = threading.Lock()
         self._wake = wake
 
     def append(self, entry: Entry) -> None:
         """Add an entry; safe from any thread, never waits."""
         with self._lock:
-            first = not self._entries
-            self._entries.append(entry)
+            first = self._count == 0
+            self._lanes.setdefault((type(entry), fleet_of(entry)), deque()).append(entry)
+            self._count += 1
+            self._shrink()
         if first:
             self._wake()
 
     def take_run(self, most: int) -> list[Entry]:
-        """Take the oldest entries of one kind and fleet, at most `most`: what one call can carry in order."""
-        run: list[Entry] = []
+        """Take the oldest entries of one kind and fleet, at most `most`: what one call can carry."""
         with self._lock:
-            while self._entries and len(run) < most:
-                entry = self._entries[0]
-                if run and (type(entry) is not type(run[0]) or fleet_of(entry) != fleet_of(run[0])):
-                    break
-                run.append(self._entries.popleft())
-                if isinstance(entry, Evidence):
-                    break
-        return run
+            for kind in KINDS:
+                waiting = [lane for (of, _), lane in self._lanes.items() if of is kind and lane]
+                if waiting:
+                    run = _head(min(waiting, key=_since), most)
+                    self._count -= len(run)
+                    return run
+        return []
 
     def put_back(self, run: list[Entry]) -> None:
-        """Return a run that was not acknowledged to the front."""
+        """Return a run that was not acknowledged to the front of its lane."""
         with self._lock:
-            room = ENTRIES_MAX - len(self._entries)
-            self._entries.extendleft(reversed(run[-room:] if room else []))
+            lane = self._lanes.setdefault((type(run[0]), fleet_of(run[0])), deque())
+            lane.extendleft(reversed(run))
+            self._count += len(run)
+            self._shrink()
+
+    def drop_evidence(self) -> None:
+        """Forget all evidence: it is advice, and what Redis does not take must not block the rest."""
+        with self._lock:
+            for (kind, _), lane in self._lanes.items():
+                if kind is Evidence:
+                    self._count -= len(lane)
+                    lane.clear()
 
     def age_s(self) -> float:
         """Return how long the oldest entry has waited; 0 when there is none."""
         with self._lock:
-            return monotonic() - self._entries[0].at_s if self._entries else 0.0
+            waiting = [lane for lane in self._lanes.values() if lane]
+            return monotonic() - min(map(_since, waiting)) if waiting else 0.0
 
     def __len__(self) -> int:
         """Return how many entries wait."""
-        return len(self._entries)
+        return self._count
+
+    def _shrink(self) -> None:
+        while self._count > ENTRIES_MAX:
+            min((lane for lane in self._lanes.values() if lane), key=_since).popleft()
+            self._count -= 1
+
+
+def _since(lane: deque[Entry]) -> float:
+    return lane[0].at_s
+
+
+def _head(lane: deque[Entry], most: int) -> list[Entry]:
+    """Take what one call can carry from the front of a lane; evidence of one engine at a time."""
+    run = [lane.popleft()]
+    prefixes = len(run[0].prefixes) if isinstance(run[0], Evidence) else 0
+    while lane and len(run) < most:
+        entry = lane[0]
+        if isinstance(entry, Evidence):
+            prefixes += len(entry.prefixes)
+            if prefixes > PREFIXES_MAX or entry.engine != getattr(run[0], "engine", ""):
+                break
+        run.append(lane.popleft())
+    return run

@@ -35,6 +35,7 @@ class Permit:
         "deadline_s",
         "demand",
         "engine",
+        "engines_left",
         "grant",
         "id",
         "news",
@@ -52,6 +53,7 @@ class Permit:
         self.state = State.ASKED
         self.class_: Class = "cold"
         self.engine = ""
+        self.engines_left: tuple[str, ...] = ()
         self.grant = 0
         self.cold = False
         self._phase: Phase = "granted"
@@ -104,6 +106,12 @@ class Permit:
         """Make a move of the table; BadMove when it has none."""
         self.state = after(self.state, move)
 
+    def moved(self, engine: str) -> None:
+        """Note that the engine place is another one now."""
+        if engine != self.engine:
+            self.engines_left += (self.engine,)
+            self.engine = engine
+
     def renew_until(self, monotonic_s: float) -> None:
         """Let the ticker renew the lease until then, and no longer: a hung stream must lose its lease."""
         self.renewed_until_s = monotonic_s
@@ -133,6 +141,12 @@ class Permit:
             cold=self.cold,
         )
 
-    def gone(self) -> Gone:
-        """Return what a release needs; the engine is unknown when the acquire's answer was lost."""
-        return Gone(lease=self.id, tenant=self.demand.tenant, engine=self.engine)
+    def gone(self) -> list[Gone]:
+        """Return what a release needs; the engine is unknown when the acquire's answer was lost.
+
+        A tick that was on its way during a move may have renewed the old engine place: that goes back too.
+        """
+        return [
+            Gone(lease=self.id, tenant=self.demand.tenant, engine=engine)
+            for engine in (self.engine, *self.engines_left)
+        ]

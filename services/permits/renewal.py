@@ -109,7 +109,7 @@ class Renewal:
             for permit in batch:
                 permit.news |= permit.id in news
             raise
-        self._explain(batch, answer, sent_s)
+        self._explain(batch, answer)
         for permit in batch:
             permit.deadline_s = sent_s + self._times.ttl_ms / 1000
         told: list[tuple[str, News]] = [
@@ -121,16 +121,18 @@ class Renewal:
             self._tell(self.fleet, told)
         return answer
 
-    def _explain(self, batch: list[Permit], answer: Ticked, sent_s: float) -> None:
+    def _explain(self, batch: list[Permit], answer: Ticked) -> None:
         """Say why each missing lease was missing; Redis has them again by now."""
         if not answer.missing:
             return
+        # When the answer came, not when the call was begun: it may have been sent again after an outage.
+        now_s = monotonic()
         known = {permit.id: permit for permit in batch}
         causes: Counter[Cause] = Counter()
         for lease in answer.missing:
             if self.view is not None and self.view.epoch != answer.stamp.epoch:
                 cause: Cause = "lost_epoch"
-            elif sent_s > known[lease].deadline_s:
+            elif now_s > known[lease].deadline_s:
                 cause = "reaped_late"
             else:
                 cause = "lost_write"

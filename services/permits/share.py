@@ -33,8 +33,10 @@ def admit(demand: Demand, view: FleetView, held: Iterable[Permit]) -> Granted | 
         share = limit // view.gateways
         if pools[pool] >= share:
             return Full(pool=pool, in_use=pools[pool], limit=share, stamp=stamp)
-    engine = min(demand.engines, key=lambda name: pools[f"engine:{name}"])
-    share = limits.get(f"engine:{engine}", total) // view.gateways
-    if pools[f"engine:{engine}"] >= share:
-        return Full(pool=f"engine:{engine}", in_use=pools[f"engine:{engine}"], limit=share, stamp=stamp)
+    loads = {name: pools[f"engine:{name}"] for name in demand.engines}
+    shares = {name: limits.get(f"engine:{name}", total) // view.gateways for name in demand.engines}
+    fit = [name for name in demand.engines if loads[name] < shares[name]]
+    engine = min(fit or demand.engines, key=loads.__getitem__)
+    if not fit:
+        return Full(pool=f"engine:{engine}", in_use=loads[engine], limit=shares[engine], stamp=stamp)
     return Granted(class_="cold", engine=engine, stamp=stamp)

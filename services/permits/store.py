@@ -110,7 +110,10 @@ class Store(Ledger):
         """Make one pass; `pools` (tenant:T, engine:E) and `records` of leases are held against the total."""
         rest = (*pools, *records)
         named = self._named(fleet, reported=self.keys(fleet).reported)
-        answer: Reaped = await self._run("reap", named, {"pool_count": len(pools)}, rest)
+        # With very short leases a provisional one may be the longest there is.
+        longest_ms = max(self._times.ttl_ms, self._times.provisional_ms)
+        args: dict[str, Arg] = {"pool_count": len(pools), "ttl_ms": longest_ms}
+        answer: Reaped = await self._run("reap", named, args, rest)
         return answer
 
     async def revoke(

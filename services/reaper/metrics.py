@@ -4,10 +4,12 @@ from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from services.permits.events import Silent
+
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
 
 
-class Metrics:
+class Metrics(Silent):
     """Counts passes and what they did. Labels are fleets alone, so they are bounded by the config."""
 
     def __init__(self, *, last_pass_age_s: Callable[[], float]) -> None:
@@ -40,6 +42,13 @@ class Metrics:
             buckets=_SECONDS,
             registry=self._registry,
         )
+        self._script_seconds = Histogram(
+            "tenure_script_seconds",
+            "How long one script call took, the network included.",
+            ["verb"],
+            buckets=_SECONDS,
+            registry=self._registry,
+        )
         age = Gauge(
             "tenure_reaper_last_pass_age_seconds",
             "Time since a pass last succeeded.",
@@ -61,6 +70,10 @@ class Metrics:
     def failed(self) -> None:
         """Record a pass that could not be finished."""
         self._redis_up.set(0)
+
+    def script(self, verb: str, seconds: float) -> None:
+        """Record one script call; the store calls this."""
+        self._script_seconds.labels(verb).observe(seconds)
 
     def text(self) -> bytes:
         """Return the exposition format."""

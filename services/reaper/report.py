@@ -15,7 +15,7 @@ def json_log(stream: TextIO) -> structlog.typing.FilteringBoundLogger:
         structlog.PrintLogger(stream),
         processors=[
             structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True, key="at"),
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.JSONRenderer(),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(0),
@@ -24,7 +24,7 @@ def json_log(stream: TextIO) -> structlog.typing.FilteringBoundLogger:
 
 
 class Report:
-    """The witness of a sweep: tells the log and the metrics as things happen."""
+    """The reporter of a sweep: tells the log and the metrics as things happen."""
 
     def __init__(self, log: structlog.typing.FilteringBoundLogger, metrics: Metrics) -> None:
         """Report to these two."""

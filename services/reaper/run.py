@@ -10,8 +10,11 @@ from collections.abc import AsyncIterator
 from dataclasses import asdict
 from typing import Final
 
+import structlog
+
 from services.permits.connect import connect
-from services.permits.model import LeaseTimes
+from services.permits.errors import Unavailable, Unusable
+from services.permits.probe import probe
 from services.permits.store import Store
 from services.reaper.health import HealthServer, health_app, listen
 from services.reaper.loop import Loop, in_one_line
@@ -21,13 +24,18 @@ from services.reaper.report import Report, json_log
 from services.reaper.survey import Survey
 from services.reaper.sweep import FleetPass, Sweep
 from services.settings.schema import Settings
+from services.settings.seed import lease_times
 
 # A pass under way at SIGTERM may finish, or its report would be lost; a stuck one may not delay us.
 LAST_PASS_S: Final = 2.0
 
 
 def run(settings: Settings, *, host: str, port: int) -> int:
-    """Reap until SIGTERM or SIGINT and return 0; return 1 when the health port is taken."""
+    """Reap until SIGTERM or SIGINT and return 0.
+
+    Returns 1 with one line when the health port is taken or this Redis can never hold leases. A Redis that
+    is away is no reason to stop: it may come.
+    """
     try:
         health_socket = listen(host, port)
     except OSError as error:
@@ -36,7 +44,11 @@ def run(settings: Settings, *, host: str, port: int) -> int:
         )
         return 1
     with contextlib.closing(health_socket):
-        asyncio.run(_reap_until_told(settings, health_socket))
+        try:
+            asyncio.run(_reap_until_told(settings, health_socket))
+        except Unusable as error:
+            complain(str(error))
+            return 1
     return 0
 
 
@@ -62,7 +74,7 @@ async def _reap_until_told(settings: Settings, health_socket: socket.socket) -> 
     metrics = Metrics(last_pass_age_s=pulse.last_pass_age_s)
     health = HealthServer(health_app(pulse, metrics))
     told = _stop_signals()
-    async with _sweep(settings, Report(log, metrics)) as sweep:
+    async with _sweep(settings, log, metrics) as sweep:
         loop = Loop(sweep, every_ms=settings.reaper.every_ms, pulse=pulse, metrics=metrics, log=log)
         log.info("started", fleets=sorted(settings.fleets), health_port=health_socket.getsockname()[1])
         passes = asyncio.create_task(loop.run(), name="passes")
@@ -76,31 +88,30 @@ async def _reap_until_told(settings: Settings, health_socket: socket.socket) -> 
 
 async def _sweep_whole(settings: Settings) -> list[FleetPass]:
     pulse = Pulse(every_ms=settings.reaper.every_ms)
-    report = Report(json_log(sys.stderr), Metrics(last_pass_age_s=pulse.last_pass_age_s))
-    async with _sweep(settings, report) as sweep:
+    metrics = Metrics(last_pass_age_s=pulse.last_pass_age_s)
+    async with _sweep(settings, json_log(sys.stderr), metrics) as sweep:
         return await sweep.once(whole=True)
 
 
 @contextlib.asynccontextmanager
-async def _sweep(settings: Settings, report: Report) -> AsyncIterator[Sweep]:
-    """Yield a sweep over a connection of its own, closed on the way out."""
+async def _sweep(
+    settings: Settings, log: structlog.typing.FilteringBoundLogger, metrics: Metrics
+) -> AsyncIterator[Sweep]:
+    """Yield a sweep over a connection of its own, closed on the way out. Raises Unusable."""
     client = connect(settings.redis.url, max_connections=2)
     try:
-        store = Store(client, prefix=settings.redis.prefix, times=lease_times(settings))
+        with contextlib.suppress(Unavailable):
+            await probe(client)
+        store = Store(client, prefix=settings.redis.prefix, times=lease_times(settings), listener=metrics)
 
         async def scan(cursor: int, pattern: str, count: int) -> tuple[int, list[str]]:
             following, keys = await client.scan(cursor, match=pattern, count=count)
             return following, [str(key) for key in keys]
 
         survey = Survey(scan, prefix=settings.redis.prefix)
-        yield Sweep(store, survey, fleets=sorted(settings.fleets), witness=report)
+        yield Sweep(store, survey, fleets=sorted(settings.fleets), reporter=Report(log, metrics))
     finally:
         await client.aclose()
-
-
-def lease_times(settings: Settings) -> LeaseTimes:
-    """Return the lease section as the permit library takes it."""
-    return LeaseTimes(**settings.lease.model_dump())
 
 
 def _stop_signals() -> asyncio.Event:

@@ -27,7 +27,7 @@ class Leases(Protocol):
         """Return the fleets that Redis knows."""
 
 
-class Witness(Protocol):
+class Reporter(Protocol):
     """Told at once what a sweep did, so that a crash between two fleets loses no report."""
 
     def reclaimed(self, fleet: str, lease: Reclaim) -> None:
@@ -54,12 +54,12 @@ class Sweep:
     reached never keeps the others from being swept. The failures are raised together at the end.
     """
 
-    def __init__(self, leases: Leases, survey: Survey, *, fleets: Sequence[str], witness: Witness) -> None:
+    def __init__(self, leases: Leases, survey: Survey, *, fleets: Sequence[str], reporter: Reporter) -> None:
         """Sweep nothing yet."""
         self._leases = leases
         self._survey = survey
         self._fleets = fleets
-        self._witness = witness
+        self._reporter = reporter
 
     async def once(self, *, whole: bool = False) -> list[FleetPass]:
         """Make one pass; with `whole`, compare every key instead of the next few.
@@ -91,7 +91,7 @@ class Sweep:
             pools, records = portion or ((), ())
             reaped = await self._leases.reap(fleet, pools, records)
             for lease in reaped.reclaimed:
-                self._witness.reclaimed(fleet, lease)
+                self._reporter.reclaimed(fleet, lease)
             reclaimed += reaped.reclaimed
             settled += reaped.settled
             drift += reaped.drift
@@ -100,7 +100,7 @@ class Sweep:
             if exhausted or not (portion or reaped.more):
                 break
         done = FleetPass(fleet, tuple(reclaimed), settled, drift)
-        self._witness.fleet_done(done)
+        self._reporter.fleet_done(done)
         return done
 
 

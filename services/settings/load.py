@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, TomlConfigSettingsSource
 
 from services.settings.environ import EnvironSource
-from services.settings.problems import SettingsError, first_problem
+from services.settings.problems import SettingsError, all_problems
 from services.settings.schema import Settings
 
 __all__ = ["SettingsError", "find_config", "load"]
@@ -58,8 +58,10 @@ def load(path: Path | None, environ: Mapping[str, str] = os.environ, **overrides
     try:
         return Layered(**overrides)
     except ValidationError as error:
-        problem = first_problem(error, Settings, variables.origins)
-        raise SettingsError(f"{path}: {problem}" if path else str(problem)) from None
+        problems = all_problems(error, Settings, variables.origins)
+        if path:
+            problems = [f"{path}: {problem}" for problem in problems]
+        raise SettingsError(problems[0], problems) from None
 
 
 def _read(path: Path | None) -> TomlConfigSettingsSource:

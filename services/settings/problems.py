@@ -1,7 +1,7 @@
 """One line for everything that can be wrong with a configuration: the field, what is wrong, the cure."""
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final, get_args
 
 from pydantic import BaseModel, ValidationError
@@ -13,18 +13,37 @@ _NEVER_SHOWN: Final = frozenset({"token", "api_key", "url", "keys_sha256"})
 
 
 class SettingsError(ValueError):
-    """The configuration cannot be used; the message is one line that names the field and the fix."""
+    """The configuration cannot be used; the message is one line that names the field and the fix.
+
+    `problems` has one such line for everything that was found to be wrong, the message's own first.
+    """
+
+    def __init__(self, line: str, problems: Sequence[str] = ()) -> None:
+        super().__init__(line)
+        self.problems = tuple(problems) or (line,)
 
 
-def first_problem(
-    error: ValidationError, model: type[BaseModel], origins: Mapping[str, str]
-) -> SettingsError:
-    """Return the first thing that is wrong as one line.
+def all_problems(error: ValidationError, model: type[BaseModel], origins: Mapping[str, str]) -> list[str]:
+    """Return everything that is wrong, each as one line.
 
     `origins` maps a field's path to the environment variable that set it, which the line then names too.
     """
-    # A wrong part also spoils what is derived from it, so the cause is found first in order.
-    detail = error.errors(include_url=False)[0]
+    details = error.errors(include_url=False)
+    # A wrong part also spoils what holds it and what is derived from it: only the causes are told.
+    causes = [
+        detail
+        for detail in details
+        if detail["type"] != "default_factory_not_called"
+        and not any(_inside(other["loc"], detail["loc"]) for other in details)
+    ]
+    return [_line(detail, model, origins) for detail in causes or details]
+
+
+def _inside(part: tuple[int | str, ...], whole: tuple[int | str, ...]) -> bool:
+    return len(part) > len(whole) and part[: len(whole)] == whole
+
+
+def _line(detail: ErrorDetails, model: type[BaseModel], origins: Mapping[str, str]) -> str:
     field = _path(detail["loc"])
     # A finding about a whole section or about all of them begins with the name of its field.
     said = _said(detail, model)
@@ -34,7 +53,7 @@ def first_problem(
     variable = next((v for path, v in origins.items() if path == near or path.startswith(f"{near}.")), "")
     if field and variable:
         line += f" (set by {variable})"
-    return SettingsError(" ".join(line.split()))
+    return " ".join(line.split())
 
 
 def _path(loc: tuple[int | str, ...]) -> str:

@@ -65,11 +65,11 @@ async def test_every_problem_is_listed_at_once(
 async def test_a_problem_is_shown_with_its_cure(
     tenure: Tenure, tmp_path: Path, spare_redis: SpareRedis, engine: Process
 ) -> None:
-    server = spare_redis("--maxmemory-policy", "volatile-ttl")
+    server = spare_redis("--maxmemory-policy", "allkeys-random")
     done = await tenure("doctor", "--config", str(write_config(tmp_path, server.url, [engine.url])))
     lines = done.stdout.splitlines()
     (at,) = [number for number, line in enumerate(lines) if line.startswith("PROBLEM")]
-    assert "volatile-ttl" in lines[at]
+    assert "allkeys-random" in lines[at]
     assert lines[at + 1].strip().startswith("-> redis-cli CONFIG SET")
     assert lines[-1] == "1 problem"
 
@@ -144,6 +144,21 @@ async def test_a_wrong_configuration_is_a_finding_and_redis_is_still_looked_at(
     assert done.returncode == 1
     assert "ttl_ms" in problems(done)["config"]["detail"]
     assert "redis.reachable" in done.stdout
+
+
+async def test_everything_that_is_wrong_with_the_configuration_is_listed(
+    tenure: Tenure, tmp_path: Path, redis_url: str
+) -> None:
+    """And nothing that is only wrong because something else is."""
+    config = tmp_path / "tenure.toml"
+    config.write_text(
+        '[redis]\nurll = "x"\n[lease]\nttl_ms = 5\n'
+        '[fleets.demo]\nmodels = ["a"]\ntotall = 7\nengines = [{ url = "ftp://x" }]\n'
+    )
+    findings = json.loads((await tenure("doctor", "--json")).stdout)["findings"]
+    assert [finding["level"] for finding in findings] == ["problem"] * 4
+    for field in ("redis.urll", "lease: ttl_ms", "fleets.demo.engines[0].url", "fleets.demo.totall"):
+        assert any(field in finding["detail"] and finding["cure"] for finding in findings), field
 
 
 def test_an_old_redis_is_named_with_the_cure() -> None:

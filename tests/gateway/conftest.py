@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import uvloop
 
 from services.gateway.records import open_journal
 from services.gateway.server import listen, running
@@ -59,6 +61,14 @@ class Gateway:
             return (await self.app.gate.count("demo")).total == 0
 
         await wait_until(empty, "no place is taken in Redis")
+
+
+def pytest_asyncio_loop_factories(
+    config: pytest.Config, item: pytest.Item
+) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """Use the loop that the gateway runs on in production: its transports have ways of their own."""
+    del config, item
+    return {"uvloop": uvloop.new_event_loop}
 
 
 @pytest.fixture

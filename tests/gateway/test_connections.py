@@ -118,3 +118,12 @@ async def test_a_connection_without_a_request_is_closed_in_time(gateway: Any) ->
 def _protocols() -> list[Protocol]:
 
     return [one for one in gc.get_objects() if isinstance(one, Protocol)]
+
+
+async def test_a_head_without_end_is_cut_short(gateway: Any, engine: ScriptedEngine) -> None:
+    call = await Call.connect(gateway.url)
+    await call.send(b"POST /v1/x HTTP/1.1\r\nhost: a\r\nx-long: ")
+    await call.send(b"x" * 200_000)
+    assert await call.head() == 400
+    call.close()
+    assert not engine.requests

@@ -192,3 +192,37 @@ async def test_it_starts_without_redis_and_serves_once_redis_is_there(
         assert answer.status == 200
     finally:
         await gateway.end()
+
+
+async def test_workers_share_a_port_and_are_holders_of_their_own(
+    redis_url: str, redis_server: RedisServer, engine: ScriptedEngine, tmp_path: Path
+) -> None:
+    """A limit that each worker kept for itself would let in twice as many."""
+    async with rig(tmp_path, redis_url, engines=[engine.url], gateways=1, gateway={"workers": 2}) as made:
+        gateway = made.gateways[0]
+        await wait_until(lambda: gateway.log_text().count('"listening"') == 2, "both listen")
+        engine.answer = Stream(hold_after=1)
+        calls = [await start(gateway.url) for _ in range(12)]
+        statuses = sorted([await call.head() for call in calls])
+        assert statuses == [200] * 4 + [429] * 8
+        holders = redis_server.cli("ZRANGE", "tenure:{demo}:gateways", 0, -1)
+        assert sorted(holder.partition("~")[0] for holder in holders) == ["g1-w1", "g1-w2"]
+        gateway.sigterm()
+        await wait_until(lambda: gateway.log_text().count('"draining"') == 2, "both drain")
+        engine.finish_all()
+        for call in calls:
+            await call.rest()
+            call.close()
+        assert await gateway.wait() == 0
+        reasons = [line["reason"] for line in gateway.log_lines() if line["reason"]]
+        assert reasons == ["completed"] * 4
+
+
+async def test_workers_end_with_a_parent_that_was_killed(
+    redis_url: str, engine: ScriptedEngine, tmp_path: Path
+) -> None:
+    async with rig(tmp_path, redis_url, engines=[engine.url], gateways=1, gateway={"workers": 2}) as made:
+        gateway = made.gateways[0]
+        await wait_until(lambda: gateway.log_text().count('"listening"') == 2, "both listen")
+        gateway.kill9()
+        await wait_until(lambda: gateway.log_text().count('"stopped"') == 2, "both have drained")

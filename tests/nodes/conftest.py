@@ -47,5 +47,6 @@ def lasting_redis() -> Iterator[RedisServer]:
 def leaves_nothing(lasting_redis: RedisServer, lasting_engine: ScriptedEngine) -> Iterator[None]:
     """The leak check of the tests that share a rig."""
     yield
+    lasting_redis.revive()
     assert not leases_left(lasting_redis), "the test left leases in Redis"
     assert lasting_engine.open == 0, "the test left requests open at the engine"

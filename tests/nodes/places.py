@@ -122,19 +122,21 @@ async def nothing_runs(eye: Eye, engine: ScriptedEngine, *, but: int = 0) -> Non
 
 
 async def admits_exactly(
-    count: int, urls: Sequence[str], engine: ScriptedEngine, *, tenant: str = "acme"
+    count: int, replicas: Rig, engine: ScriptedEngine, *, by: slice = slice(None), tenant: str = "acme"
 ) -> None:
     """Of count + 1 long streams that come at once exactly `count` are admitted: no leak, no double release.
 
-    Sets the engine's answer, and leaves nothing open.
+    `by` selects the replicas asked. Sets the engine's answer; what it opened is gone in the end.
     """
     engine.answer, engine.choose = LONG, None
-    before = engine.open
-    with await burst(count + 1, urls, key=key_of(tenant)) as together:
-        wanted = {200: count, 429: 1} if count else {429: 1}
-        assert dict(together.statuses) == wanted, together.codes
-        await wait_until(lambda: engine.open == before + count, f"{count} more open at the engine")
-    await wait_until(lambda: engine.open == before, "they are gone from the engine")
+    async with looking_at(replicas.configs[0]) as eye:
+        before = await eye.live()
+        with await burst(count + 1, replicas.urls[by], key=key_of(tenant)) as together:
+            wanted = {200: count, 429: 1} if count else {429: 1}
+            assert dict(together.statuses) == wanted, together.codes
+            await wait_until(lambda: engine.open == before + count, f"{count} more open at the engine")
+            assert await eye.live() == before + count
+        await nothing_runs(eye, engine, but=before)
 
 
 @asynccontextmanager
@@ -146,6 +148,7 @@ async def control_arm(rig: Rig, engine: ScriptedEngine, number: int = 0) -> Asyn
     engine.choose = lambda seen: SLOW if CONTROL in seen.body else None
     body = chat_body(prompt=CONTROL.decode())
     async with looking_at(rig.configs[0]) as eye:
+        await nothing_runs(eye, engine)
         with await Call.start(rig.urls[number], key=rig.key(), body=body) as control:
             assert await control.first_token() is not None
             lease = control.headers["tenure-lease"]

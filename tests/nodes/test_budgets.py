@@ -101,7 +101,7 @@ async def test_a_budget_that_runs_out_gives_the_place_back_once(
     assert Counter((line["reason"], line["status"]) for line in lines) == {
         (overrun.reason, overrun.status): BATCH
     }
-    await admits_exactly(TOTAL, replicas.urls[:1], lasting_engine)
+    await admits_exactly(TOTAL, replicas, lasting_engine, by=slice(1))
 
 
 async def test_three_ends_within_fifty_milliseconds_are_one(
@@ -138,7 +138,7 @@ async def test_three_ends_within_fifty_milliseconds_are_one(
     assert set(said) <= {"client_disconnect", "engine_error", "total_timeout"}
     # They did race: none of them was always the first.
     assert len(said) > 1
-    await admits_exactly(TOTAL, replicas.urls[:1], lasting_engine)
+    await admits_exactly(TOTAL, replicas, lasting_engine, by=slice(1))
 
 
 @pytest.fixture
@@ -180,7 +180,7 @@ async def test_an_engine_that_cannot_be_connected_to_gives_the_place_back(
             await replica.end()
     each_ended_once(lines)
     assert {line["reason"] for line in lines} == {"engine_unreachable"}
-    await admits_exactly(TOTAL, replicas.urls[:1], lasting_engine)
+    await admits_exactly(TOTAL, replicas, lasting_engine, by=slice(1))
 
 
 async def test_a_replica_that_is_stopped_cuts_what_does_not_finish_and_gives_it_back(
@@ -207,7 +207,7 @@ async def test_a_replica_that_is_stopped_cuts_what_does_not_finish_and_gives_it_
         call.close()
     each_ended_once(lines)
     assert {line["reason"] for line in lines} == {"shutdown"}
-    await admits_exactly(TOTAL, replicas.urls[:1], lasting_engine)
+    await admits_exactly(TOTAL, replicas, lasting_engine, by=slice(1))
 
 
 async def _one_more(replicas: Rig, redis: RedisServer, engine: ScriptedEngine) -> Process:

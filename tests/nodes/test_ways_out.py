@@ -138,7 +138,7 @@ async def test_each_way_out_gives_the_place_back_once(
     each_ended_once(lines)
     said = Counter((line["reason"], line["status"]) for line in lines)
     assert set(said) <= way.ends, said
-    await admits_exactly(TOTAL, replicas.urls, lasting_engine)
+    await admits_exactly(TOTAL, replicas, lasting_engine)
 
 
 async def test_a_client_may_leave_at_any_instant(replicas: Rig, lasting_engine: ScriptedEngine) -> None:
@@ -157,7 +157,7 @@ async def test_a_client_may_leave_at_any_instant(replicas: Rig, lasting_engine: 
         )
     each_ended_once([line for line in ends.lines if line["lease"] is not None])
     assert {line["reason"] for line in ends.lines} <= {"client_disconnect", "completed"}
-    await admits_exactly(TOTAL, replicas.urls, lasting_engine)
+    await admits_exactly(TOTAL, replicas, lasting_engine)
 
 
 async def _completed(ends: Ends, url: str) -> str:

@@ -1,8 +1,7 @@
 """The reaper as a process: it reclaims by itself, survives its Redis, and ends when it is told."""
 
-import asyncio
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import pytest
 from services.permits.store import Store
 from tests.reaper.conftest import Orphan
 from tests.support import processes
-from tests.support.config_file import FLEET
+from tests.support.config_file import FLEET, write_config
 from tests.support.processes import Process
 from tests.support.redis_server import RedisServer
 from tests.support.waiting import wait_until
@@ -49,6 +48,7 @@ async def test_the_places_of_a_dead_holder_come_back_without_any_request(
     assert await metric(reaper, 'tenure_drift{fleet="demo"}') == 0
     assert await metric(reaper, "tenure_redis_up") == 1
     assert await metric(reaper, "tenure_reaper_pass_seconds_count") >= 1
+    assert await metric(reaper, 'tenure_script_seconds_count{verb="reap"}') >= 1
     assert await metric(reaper, "tenure_reaper_last_pass_age_seconds") < 5
 
 
@@ -112,9 +112,33 @@ async def test_a_signal_ends_it_with_exit_code_0(reaper: Process, number: signal
 
 async def test_a_signal_ends_it_also_while_redis_hangs(reaper: Process, redis_server: RedisServer) -> None:
     redis_server.pause()
-    await asyncio.sleep(0)
     reaper.signal(signal.SIGTERM)
     assert await reaper.wait(5) == 0
+
+
+async def test_a_redis_that_evicts_is_refused_in_one_line(
+    tmp_path: Path, spare_redis: Callable[..., RedisServer]
+) -> None:
+    """It would throw leases away; better not to start."""
+    config = write_config(tmp_path, spare_redis("--maxmemory-policy", "allkeys-lru").url, ["http://h"])
+    process = processes.reaper(tmp_path, config)
+    assert await process.wait(20) == 1
+    (line,) = process.log_text().splitlines()
+    assert "allkeys-lru" in line
+    assert "noeviction" in line
+
+
+async def test_a_redis_that_is_away_at_the_start_is_waited_for(
+    tmp_path: Path, spare_redis: Callable[..., RedisServer]
+) -> None:
+    """Processes of a fleet start in any order."""
+    server = spare_redis()
+    server.stop()
+    process = processes.reaper(tmp_path, write_config(tmp_path, server.url, ["http://h"]))
+    await process.ready("/healthz")
+    server.start()
+    await process.ready()
+    await process.end()
 
 
 async def test_a_taken_health_port_is_one_line_that_names_the_option(

@@ -98,7 +98,7 @@ class Heard:
 
 
 def sweep(leases: Leases, heard: Heard, *keys: str) -> Sweep:
-    return Sweep(leases, Survey(Keyspace(list(keys)).scan, prefix="tenure"), fleets=["a"], witness=heard)
+    return Sweep(leases, Survey(Keyspace(list(keys)).scan, prefix="tenure"), fleets=["a"], reporter=heard)
 
 
 async def test_a_pass_goes_on_while_the_script_finds_work() -> None:
