@@ -21,7 +21,7 @@ class ClientGone(Exception):
 async def read_body(
     receive: Receive, head: Head, *, limit_bytes: int, gap_s: float, arrived: bool = False
 ) -> bytes:
-    """Return the whole body. `arrived` says that all of it is here already, so that nothing need be waited for.
+    """Return the whole body. `arrived` says that all of it is here already: nothing need be waited for.
 
     Raises NotServed: request_too_large as soon as that is certain, with or without Content-Length;
     bad_request when nothing came for `gap_s`. Raises ClientGone when the client left.
