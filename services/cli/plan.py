@@ -79,8 +79,9 @@ async def make_plan(wishes: Wishes, environ: Mapping[str, str]) -> Plan:
     key = "" if file and file.tenants else f"demo-{secrets.token_urlsafe(18)}"
     if key:
         overrides["tenants"] = {DEMO: {"keys_sha256": [hashlib.sha256(key.encode()).hexdigest()]}}
-    settings = load(base, environ, **overrides)
+    # Before the schema sees them: here a port is named with the option that moves it.
     check_free((*gateways, reaper, *((engine,) if engine else ())))
+    settings = load(base, environ, **overrides)
     return Plan(
         settings=settings,
         base=base,

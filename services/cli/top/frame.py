@@ -47,7 +47,7 @@ class Page:
 def frame(snapshot: Snapshot, view: View, page: Page) -> list[Text]:
     """Return at most `page.height` lines of at most `page.width` cells."""
     left = max(0, page.height - _HEAD_ROWS - _FOOT_ROWS)
-    pools = _pools(snapshot, page)[: max(1, left // 3)]
+    pools = _pools(snapshot, page, max(1, left // 4))
     rows = _share_out(snapshot, view, left - len(pools))
     lines = [_head(snapshot, view, page), *pools]
     lines += _both(snapshot, view, page, rows.both) if rows.both else []
@@ -104,18 +104,17 @@ def _head(snapshot: Snapshot, view: View, page: Page) -> Text:
     return line.append(" ").append(right, style="dim")
 
 
-def _pools(snapshot: Snapshot, page: Page) -> list[Text]:
+def _pools(snapshot: Snapshot, page: Page, rows: int) -> list[Text]:
+    """Return gauges, two in a row; of many engines the fullest."""
     pools = snapshot.state["pools"]
-    shown = {"total": pools["total"], "cold": pools["cold"], **pools["engines"]}
-    half = (page.width - 2) // 2
-    gauges = [
-        gauge(name, pool["in_use"], pool["limit"], half, page.signs)
-        for name, pool in list(shown.items())[: page.height]
-    ]
-    return [
-        Text("  ").join(gauges[number : number + 2]) if number + 1 < len(gauges) else gauges[number]
-        for number in range(0, len(gauges), 2)
-    ]
+    engines = sorted(pools["engines"].items(), key=lambda item: -item[1]["in_use"])
+    every = [("total", pools["total"]), ("cold", pools["cold"]), *engines]
+    shown = every if len(every) <= 2 * rows else every[: 2 * rows - 1]
+    half = max(0, (page.width - 2) // 2)
+    cells = [gauge(name, pool["in_use"], pool["limit"], half, page.signs) for name, pool in shown]
+    if len(shown) < len(every):
+        cells.append(Text(f"and {len(every) - len(shown)} more", style="dim"))
+    return [Text("  ").join(cells[number : number + 2]) for number in range(0, len(cells), 2)]
 
 
 def _tenants(snapshot: Snapshot, view: View) -> list[tuple[str, Any]]:
