@@ -17,7 +17,7 @@ from services.gateway.engines import open_engines
 from services.gateway.fleets import Fleets
 from services.gateway.health import ControlPlane
 from services.gateway.metrics import Metrics
-from services.gateway.problems import answer_problems, problem
+from services.gateway.problems import ControlApp, answer_problems, problem
 from services.gateway.records import Journal
 from services.gateway.routes import DataPlane
 from services.gateway.stops import Stops
@@ -102,7 +102,7 @@ def _control_app(journal: Journal, *routers: APIRouter) -> FastAPI:
         journal.log.error("internal error", path=request.url.path, exc_info=error)
         return problem("internal_error", "the gateway failed; its log says how")
 
-    app = FastAPI(
+    app = ControlApp(
         title="Tenure",
         description="Live administration of a fleet of gateways, and the user's stop.",
         version="1",

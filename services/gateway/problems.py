@@ -1,7 +1,7 @@
 """The control plane's errors in the same envelope as the data plane's, from whatever raised them."""
 
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
@@ -34,6 +34,20 @@ def _envelope(status: int, code: str, message: str, headers: Mapping[str, str]) 
     kind = _TYPES.get(status, "server_error" if status >= _SERVER_ERROR else "invalid_request_error")
     body = {"error": {"message": message, "type": kind, "param": None, "code": code}}
     return JSONResponse(body, status, {"Tenure-Refused": code, **headers})
+
+
+class ControlApp(FastAPI):
+    """A FastAPI application whose schema leaves out 422: what is invalid is a `bad_request` here."""
+
+    def openapi(self) -> dict[str, Any]:
+        """Return the schema."""
+        schema = super().openapi()
+        for calls in schema["paths"].values():
+            for call in calls.values():
+                call["responses"].pop("422", None)
+        for name in ("HTTPValidationError", "ValidationError"):
+            schema["components"]["schemas"].pop(name, None)
+        return schema
 
 
 def answer_problems(app: FastAPI, routes: Sequence[BaseRoute]) -> None:

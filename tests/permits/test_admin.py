@@ -13,6 +13,7 @@ from services.permits.admin import Admin
 from services.permits.connect import connect
 from services.permits.directory import Directory
 from services.permits.errors import BadLimits, BadName, NotFound, PermitError
+from services.permits.gate import unhurt
 from services.permits.model import Demand, Gone
 from services.permits.store import Store
 
@@ -382,6 +383,29 @@ async def test_two_admins_at_once_leave_one_history_in_which_each_knew_what_it_r
         len([event for event in (await admin.events(limit=1000)).items if event["kind"] == "tenant_added"])
         == 1
     )
+
+
+async def test_a_call_that_is_cancelled_leaves_no_reply_for_the_next_one(redis_url: str) -> None:
+    """The HTTP layer shields its calls; on one connection a stray reply would be read by whoever comes next."""
+    client = connect(redis_url, max_connections=1)
+    try:
+        store = Store(client)
+        await store.set_limits("demo", LIMITS, who="file", seed=True, learning_ms=0)
+        admin = Admin(store, who="ann")
+        for turns in range(60):
+            calls = [
+                asyncio.create_task(unhurt(admin.fleet("demo"))),
+                asyncio.create_task(unhurt(admin.tenants())),
+            ]
+            for _ in range(turns % 12):
+                await asyncio.sleep(0)
+            for call in calls:
+                call.cancel()
+            await asyncio.gather(*calls, return_exceptions=True)
+            assert await admin.fleets() == ["demo"]
+            assert (await admin.fleet("demo")).counts.limits == LIMITS
+    finally:
+        await client.aclose()
 
 
 async def test_of_two_admins_that_remove_the_same_tenant_one_is_told_so(store: Store, admin: Admin) -> None:
