@@ -6,7 +6,7 @@ Runs in the ticker's loop; `tenant_of` may be called from any thread.
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from services.permits.errors import Unavailable
@@ -25,10 +25,11 @@ _NOTE: Final = "#tenant:"
 class Directory:
     """Key hash -> tenant."""
 
-    def __init__(self, store: Store, seeds: Mapping[str, str]) -> None:
-        """`seeds` are the config file's hashes, written where Redis has no value for them."""
+    def __init__(self, store: Store, seeds: Mapping[str, str], tenants: Iterable[str] = ()) -> None:
+        """`seeds` are the config file's hashes, written where Redis has no value; `tenants` its tenants."""
         self._store = store
         self._seeds = dict(seeds)
+        self._named = {*seeds.values(), *tenants}
         self._tenants: Mapping[str, str] | None = None
         self._version: KeyVersion | None = None
         self._age = 0
@@ -62,7 +63,7 @@ class Directory:
         await self._store.seed_keys(self._seeds)
         facts = await self._store.key_hashes()
         # A tenant that was removed stays so, whatever a file says; see lua/set_tenant.lua.
-        names = {*self._seeds.values(), *_named(facts)}
+        names = self._named | _named(facts)
         await self._store.add_tenants(sorted(name for name in names if facts.get(_NOTE + name) != ""))
 
 

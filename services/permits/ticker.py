@@ -72,7 +72,7 @@ class Ticker:
         self._listener = listener
         self._client = connect(redis_url, max_connections=2)
         self._store = Store(self._client, prefix=prefix, times=times, listener=listener)
-        self.directory = Directory(self._store, keys)
+        self.directory = Directory(self._store, keys, _tenants_of(fleets.values()))
         self._holder = holder
         self._renewals = {
             fleet: Renewal(
@@ -327,6 +327,12 @@ class Ticker:
         owners = self._owners
         if owners is not None and not owners.is_closed():
             owners.call_soon_threadsafe(call, *args)
+
+
+def _tenants_of(fleets: Iterable[FleetPolicy]) -> set[str]:
+    """Return the tenants that a config file gives a weight, also those that have no key yet."""
+    weights = (field.partition(":")[::2] for fleet in fleets for field in fleet.limits)
+    return {tenant for kind, tenant in weights if kind == "weight"}
 
 
 def _deliver_freed(permits: list[Permit], at_s: float) -> None:

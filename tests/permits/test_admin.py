@@ -244,6 +244,24 @@ async def test_what_was_taken_back_stays_so_when_redis_loses_its_data(
     assert gateway.tenant_of(kept.key) == "acme"
 
 
+async def test_a_removal_that_was_interrupted_is_completed_by_the_next_one(
+    store: Store, admin: Admin
+) -> None:
+    await admin.put_tenant("acme", weight=3, quotas={"demo": 2, "other": 1})
+    await store.set_tenant("acme", who="ann", mode="remove")
+    await admin.delete_tenant("acme")
+    assert not (await store.limit_fields("demo"))["tenant:acme"]
+    assert not (await store.limit_fields("other"))["weight:acme"]
+    with pytest.raises(NotFound):
+        await admin.delete_tenant("acme")
+
+
+async def test_a_tenant_of_a_file_that_has_no_key_can_be_given_one(store: Store, admin: Admin) -> None:
+    await Directory(store, {}, ["acme"]).refresh()
+    assert await admin.tenants() == ["acme"]
+    await admin.add_key("acme")
+
+
 # --- requests
 
 
@@ -386,7 +404,7 @@ async def test_two_admins_at_once_leave_one_history_in_which_each_knew_what_it_r
 
 
 async def test_a_call_that_is_cancelled_leaves_no_reply_for_the_next_one(redis_url: str) -> None:
-    """The HTTP layer shields its calls; on one connection a stray reply would be read by whoever comes next."""
+    """HTTP shields its calls; on one connection a stray reply would be read by whoever comes next."""
     client = connect(redis_url, max_connections=1)
     try:
         store = Store(client)
@@ -397,7 +415,7 @@ async def test_a_call_that_is_cancelled_leaves_no_reply_for_the_next_one(redis_u
                 asyncio.create_task(unhurt(admin.fleet("demo"))),
                 asyncio.create_task(unhurt(admin.tenants())),
             ]
-            for _ in range(turns % 12):
+            for _ in range(1 + turns % 12):
                 await asyncio.sleep(0)
             for call in calls:
                 call.cancel()
