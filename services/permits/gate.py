@@ -172,6 +172,8 @@ class Gate:
         try:
             return await self._ask_once(permit)
         except Unavailable:
+            if permit.state is State.ABANDONED:
+                raise
             self._suspect()
             # The same id: if the first call was carried out after all, this one gets its answer.
             return await self._ask_once(permit)
