@@ -45,12 +45,14 @@ class Directory:
         version = await self._store.key_version()
         if self._version is None or version.epoch != self._version.epoch:
             await self._seed()
+            version = await self._store.key_version()
         elif version == self._version and self._age < RELOAD_EVERY:
             self._age += 1
             return
-        # Read before the hashes: a change in between is then seen as new the next time.
-        self._version = await self._store.key_version()
-        self._tenants, self._age = await self._store.key_hashes(), 0
+        copied, tenants = await self._store.key_copy()
+        # Lost since we looked: what we have is the better copy, and the next look writes it back.
+        if copied.epoch and copied.epoch == version.epoch:
+            self._version, self._tenants, self._age = copied, tenants, 0
 
     async def _seed(self) -> None:
         if self._tenants and self._version:
