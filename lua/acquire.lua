@@ -109,6 +109,24 @@ if class == 'cold' then
   redis.call('ZADD', cold, expiry, lease)
 end
 local grant = redis.call('HINCRBY', meta, 'grant', 1)
-redis.call('HSET', record, 'request_id', request_id, 'tenant', tenant, 'class', class, 'engine', picked.name,
-  'holder', holder, 'phase', 'granted', 'acquired_at', fleet.wall, 'grant', grant)
+redis.call(
+  'HSET',
+  record,
+  'request_id',
+  request_id,
+  'tenant',
+  tenant,
+  'class',
+  class,
+  'engine',
+  picked.name,
+  'holder',
+  holder,
+  'phase',
+  'granted',
+  'acquired_at',
+  fleet.wall,
+  'grant',
+  grant
+)
 return { 'GRANTED', fleet.epoch, grant, class, picked.name }

@@ -32,8 +32,7 @@
 -- @include lives
 -- @include mend_pool
 
-local meta, total, cold, gateways, events, reported =
-  KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
+local meta, total, cold, gateways, events, reported = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local nonce, tick_ms, learning_ms, ttl_ms = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
 local pool_count, suspects = tonumber(ARGV[5]), 6
 
@@ -60,8 +59,10 @@ end
 for _, lease in ipairs(redis.call('ZRANGE', total, 0, 127)) do
   -- Its holder's tick adds what is missing; without a holder the lease is settled like any other.
   local tenant, engine = unpack(redis.call('HMGET', fleet.prefix .. 'lease:' .. lease, 'tenant', 'engine'))
-  if not (tenant and redis.call('ZSCORE', fleet.prefix .. 'pool:tenant:' .. tenant, lease))
-    or not (engine and redis.call('ZSCORE', fleet.prefix .. 'pool:engine:' .. engine, lease)) then
+  if
+    not (tenant and redis.call('ZSCORE', fleet.prefix .. 'pool:tenant:' .. tenant, lease))
+    or not (engine and redis.call('ZSCORE', fleet.prefix .. 'pool:engine:' .. engine, lease))
+  then
     drift = drift + 1
   end
 end

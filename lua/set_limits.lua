@@ -57,8 +57,24 @@ for i = fields, #ARGV, 2 do
     redis.call('HSET', limits, field, new)
     changed = changed + 1
     if mode ~= 'seed' then
-      redis.call('XADD', events, 'MAXLEN', '~', 10000, '*', 'kind', 'limit_' .. mode, 'who', who,
-        'field', field, 'old', old or '', 'new', new)
+      redis.call(
+        'XADD',
+        events,
+        'MAXLEN',
+        '~',
+        10000,
+        '*',
+        'kind',
+        'limit_' .. mode,
+        'who',
+        who,
+        'field',
+        field,
+        'old',
+        old or '',
+        'new',
+        new
+      )
     end
   end
 end

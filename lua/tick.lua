@@ -72,16 +72,44 @@ if #ids > 0 then
     -- Overdue is missing too: its place may have been granted to somebody else since.
     if not scores[n] or tonumber(scores[n]) <= fleet.now then
       reply[#reply + 1] = lease
-      redis.call('XADD', events, 'MAXLEN', '~', 10000, '*', 'kind', 'reasserted',
-        'lease', lease, 'holder', holder)
+      redis.call(
+        'XADD',
+        events,
+        'MAXLEN',
+        '~',
+        10000,
+        '*',
+        'kind',
+        'reasserted',
+        'lease',
+        lease,
+        'holder',
+        holder
+      )
     end
   end
   for n, record in ipairs(records) do
     local i = leases + (n - 1) * width
     -- A whole record has eight fields. One that lost any of them is written again.
     if redis.call('HLEN', record) < 8 then
-      redis.call('HSET', record, 'request_id', ARGV[i + 1], 'tenant', ARGV[i + 2], 'class', ARGV[i + 3],
-        'engine', ARGV[i + 4], 'holder', holder, 'phase', ARGV[i + 5], 'acquired_at', ARGV[i + 6])
+      redis.call(
+        'HSET',
+        record,
+        'request_id',
+        ARGV[i + 1],
+        'tenant',
+        ARGV[i + 2],
+        'class',
+        ARGV[i + 3],
+        'engine',
+        ARGV[i + 4],
+        'holder',
+        holder,
+        'phase',
+        ARGV[i + 5],
+        'acquired_at',
+        ARGV[i + 6]
+      )
       redis.call('HSETNX', record, 'grant', 0)
     elseif ARGV[i + 8] == '1' then
       redis.call('HSET', record, 'phase', ARGV[i + 5])

@@ -23,8 +23,24 @@ local function open_fleet(meta, nonce, tick_ms, learning_ms)
     local top = redis.call('ZREVRANGE', prefix .. 'pool:total', 0, 0, 'WITHSCORES')[2]
     clock = math.max(wall, top and tonumber(top) - 6 * tick_ms or 0)
     epoch, learning_until, grant = nonce, clock + learning_ms, 0
-    redis.call('HSET', meta, 'schema', 1, 'epoch', epoch, 'clock', clock, 'last', wall, 'grant', grant,
-      'learning_until', learning_until, 'tick_ms', tick_ms)
+    redis.call(
+      'HSET',
+      meta,
+      'schema',
+      1,
+      'epoch',
+      epoch,
+      'clock',
+      clock,
+      'last',
+      wall,
+      'grant',
+      grant,
+      'learning_until',
+      learning_until,
+      'tick_ms',
+      tick_ms
+    )
   end
 
   return {

@@ -6,12 +6,40 @@ local function settle(fleet, events, most)
   local total = fleet.prefix .. 'pool:total'
   local overdue = redis.call('ZRANGEBYSCORE', total, '-inf', fleet.now, 'LIMIT', 0, most)
   for _, lease in ipairs(overdue) do
-    local tenant, engine, holder, class, acquired_at = unpack(redis.call('HMGET',
-      fleet.prefix .. 'lease:' .. lease, 'tenant', 'engine', 'holder', 'class', 'acquired_at'))
+    local tenant, engine, holder, class, acquired_at = unpack(
+      redis.call(
+        'HMGET',
+        fleet.prefix .. 'lease:' .. lease,
+        'tenant',
+        'engine',
+        'holder',
+        'class',
+        'acquired_at'
+      )
+    )
     leave(fleet.prefix, lease, tenant, engine)
-    redis.call('XADD', events, 'MAXLEN', '~', 10000, '*', 'kind', 'reclaimed', 'lease', lease,
-      'tenant', tenant or '', 'holder', holder or '', 'class', class or '', 'engine', engine or '',
-      'age_ms', math.max(0, fleet.wall - (tonumber(acquired_at) or fleet.wall)))
+    redis.call(
+      'XADD',
+      events,
+      'MAXLEN',
+      '~',
+      10000,
+      '*',
+      'kind',
+      'reclaimed',
+      'lease',
+      lease,
+      'tenant',
+      tenant or '',
+      'holder',
+      holder or '',
+      'class',
+      class or '',
+      'engine',
+      engine or '',
+      'age_ms',
+      math.max(0, fleet.wall - (tonumber(acquired_at) or fleet.wall))
+    )
   end
   return #overdue
 end

@@ -43,8 +43,13 @@ local pools = ARGV
 local fleet = peek_fleet(meta)
 local prefix = string.sub(meta, 1, -5)
 local reply = {
-  'COUNTED', fleet.epoch, fleet.now, fleet.learning_ms,
-  live(gateways, fleet.now), live(total, fleet.now), live(cold, fleet.now),
+  'COUNTED',
+  fleet.epoch,
+  fleet.now,
+  fleet.learning_ms,
+  live(gateways, fleet.now),
+  live(total, fleet.now),
+  live(cold, fleet.now),
 }
 for _, pool in ipairs(pools) do
   reply[#reply + 1] = live(prefix .. 'pool:' .. pool, fleet.now)

@@ -30,8 +30,16 @@ local since = math.max(wall - (tonumber(last) or wall), 0)
 local now = (tonumber(clock) or wall) + math.min(since, 2 * (tonumber(tick_ms) or 0))
 
 local lines = {}
-local live = redis.call('ZRANGEBYSCORE', prefix .. 'pool:total', '(' .. string.format('%.0f', now), '+inf',
-  'WITHSCORES', 'LIMIT', 0, most)
+local live = redis.call(
+  'ZRANGEBYSCORE',
+  prefix .. 'pool:total',
+  '(' .. string.format('%.0f', now),
+  '+inf',
+  'WITHSCORES',
+  'LIMIT',
+  0,
+  most
+)
 for i = 1, #live, 2 do
   local lease, expiry = live[i], tonumber(live[i + 1])
   local words = { 'lease=' .. lease }

@@ -51,8 +51,24 @@ local function open_fleet(meta, nonce, tick_ms, learning_ms)
     local top = redis.call('ZREVRANGE', prefix .. 'pool:total', 0, 0, 'WITHSCORES')[2]
     clock = math.max(wall, top and tonumber(top) - 6 * tick_ms or 0)
     epoch, learning_until, grant = nonce, clock + learning_ms, 0
-    redis.call('HSET', meta, 'schema', 1, 'epoch', epoch, 'clock', clock, 'last', wall, 'grant', grant,
-      'learning_until', learning_until, 'tick_ms', tick_ms)
+    redis.call(
+      'HSET',
+      meta,
+      'schema',
+      1,
+      'epoch',
+      epoch,
+      'clock',
+      clock,
+      'last',
+      wall,
+      'grant',
+      grant,
+      'learning_until',
+      learning_until,
+      'tick_ms',
+      tick_ms
+    )
   end
 
   return {
@@ -87,12 +103,40 @@ local function settle(fleet, events, most)
   local total = fleet.prefix .. 'pool:total'
   local overdue = redis.call('ZRANGEBYSCORE', total, '-inf', fleet.now, 'LIMIT', 0, most)
   for _, lease in ipairs(overdue) do
-    local tenant, engine, holder, class, acquired_at = unpack(redis.call('HMGET',
-      fleet.prefix .. 'lease:' .. lease, 'tenant', 'engine', 'holder', 'class', 'acquired_at'))
+    local tenant, engine, holder, class, acquired_at = unpack(
+      redis.call(
+        'HMGET',
+        fleet.prefix .. 'lease:' .. lease,
+        'tenant',
+        'engine',
+        'holder',
+        'class',
+        'acquired_at'
+      )
+    )
     leave(fleet.prefix, lease, tenant, engine)
-    redis.call('XADD', events, 'MAXLEN', '~', 10000, '*', 'kind', 'reclaimed', 'lease', lease,
-      'tenant', tenant or '', 'holder', holder or '', 'class', class or '', 'engine', engine or '',
-      'age_ms', math.max(0, fleet.wall - (tonumber(acquired_at) or fleet.wall)))
+    redis.call(
+      'XADD',
+      events,
+      'MAXLEN',
+      '~',
+      10000,
+      '*',
+      'kind',
+      'reclaimed',
+      'lease',
+      lease,
+      'tenant',
+      tenant or '',
+      'holder',
+      holder or '',
+      'class',
+      class or '',
+      'engine',
+      engine or '',
+      'age_ms',
+      math.max(0, fleet.wall - (tonumber(acquired_at) or fleet.wall))
+    )
   end
   return #overdue
 end
@@ -131,8 +175,7 @@ local function mend_pool(fleet, pool, total, gateways, ttl_ms)
   return drift
 end
 
-local meta, total, cold, gateways, events, reported =
-  KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
+local meta, total, cold, gateways, events, reported = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local nonce, tick_ms, learning_ms, ttl_ms = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
 local pool_count, suspects = tonumber(ARGV[5]), 6
 
@@ -159,8 +202,10 @@ end
 for _, lease in ipairs(redis.call('ZRANGE', total, 0, 127)) do
   -- Its holder's tick adds what is missing; without a holder the lease is settled like any other.
   local tenant, engine = unpack(redis.call('HMGET', fleet.prefix .. 'lease:' .. lease, 'tenant', 'engine'))
-  if not (tenant and redis.call('ZSCORE', fleet.prefix .. 'pool:tenant:' .. tenant, lease))
-    or not (engine and redis.call('ZSCORE', fleet.prefix .. 'pool:engine:' .. engine, lease)) then
+  if
+    not (tenant and redis.call('ZSCORE', fleet.prefix .. 'pool:tenant:' .. tenant, lease))
+    or not (engine and redis.call('ZSCORE', fleet.prefix .. 'pool:engine:' .. engine, lease))
+  then
     drift = drift + 1
   end
 end

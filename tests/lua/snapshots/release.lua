@@ -45,8 +45,24 @@ local function open_fleet(meta, nonce, tick_ms, learning_ms)
     local top = redis.call('ZREVRANGE', prefix .. 'pool:total', 0, 0, 'WITHSCORES')[2]
     clock = math.max(wall, top and tonumber(top) - 6 * tick_ms or 0)
     epoch, learning_until, grant = nonce, clock + learning_ms, 0
-    redis.call('HSET', meta, 'schema', 1, 'epoch', epoch, 'clock', clock, 'last', wall, 'grant', grant,
-      'learning_until', learning_until, 'tick_ms', tick_ms)
+    redis.call(
+      'HSET',
+      meta,
+      'schema',
+      1,
+      'epoch',
+      epoch,
+      'clock',
+      clock,
+      'last',
+      wall,
+      'grant',
+      grant,
+      'learning_until',
+      learning_until,
+      'tick_ms',
+      tick_ms
+    )
   end
 
   return {
@@ -81,12 +97,40 @@ local function settle(fleet, events, most)
   local total = fleet.prefix .. 'pool:total'
   local overdue = redis.call('ZRANGEBYSCORE', total, '-inf', fleet.now, 'LIMIT', 0, most)
   for _, lease in ipairs(overdue) do
-    local tenant, engine, holder, class, acquired_at = unpack(redis.call('HMGET',
-      fleet.prefix .. 'lease:' .. lease, 'tenant', 'engine', 'holder', 'class', 'acquired_at'))
+    local tenant, engine, holder, class, acquired_at = unpack(
+      redis.call(
+        'HMGET',
+        fleet.prefix .. 'lease:' .. lease,
+        'tenant',
+        'engine',
+        'holder',
+        'class',
+        'acquired_at'
+      )
+    )
     leave(fleet.prefix, lease, tenant, engine)
-    redis.call('XADD', events, 'MAXLEN', '~', 10000, '*', 'kind', 'reclaimed', 'lease', lease,
-      'tenant', tenant or '', 'holder', holder or '', 'class', class or '', 'engine', engine or '',
-      'age_ms', math.max(0, fleet.wall - (tonumber(acquired_at) or fleet.wall)))
+    redis.call(
+      'XADD',
+      events,
+      'MAXLEN',
+      '~',
+      10000,
+      '*',
+      'kind',
+      'reclaimed',
+      'lease',
+      lease,
+      'tenant',
+      tenant or '',
+      'holder',
+      holder or '',
+      'class',
+      class or '',
+      'engine',
+      engine or '',
+      'age_ms',
+      math.max(0, fleet.wall - (tonumber(acquired_at) or fleet.wall))
+    )
   end
   return #overdue
 end

@@ -52,8 +52,24 @@ local function open_fleet(meta, nonce, tick_ms, learning_ms)
     local top = redis.call('ZREVRANGE', prefix .. 'pool:total', 0, 0, 'WITHSCORES')[2]
     clock = math.max(wall, top and tonumber(top) - 6 * tick_ms or 0)
     epoch, learning_until, grant = nonce, clock + learning_ms, 0
-    redis.call('HSET', meta, 'schema', 1, 'epoch', epoch, 'clock', clock, 'last', wall, 'grant', grant,
-      'learning_until', learning_until, 'tick_ms', tick_ms)
+    redis.call(
+      'HSET',
+      meta,
+      'schema',
+      1,
+      'epoch',
+      epoch,
+      'clock',
+      clock,
+      'last',
+      wall,
+      'grant',
+      grant,
+      'learning_until',
+      learning_until,
+      'tick_ms',
+      tick_ms
+    )
   end
 
   return {
@@ -94,8 +110,24 @@ for i = fields, #ARGV, 2 do
     redis.call('HSET', limits, field, new)
     changed = changed + 1
     if mode ~= 'seed' then
-      redis.call('XADD', events, 'MAXLEN', '~', 10000, '*', 'kind', 'limit_' .. mode, 'who', who,
-        'field', field, 'old', old or '', 'new', new)
+      redis.call(
+        'XADD',
+        events,
+        'MAXLEN',
+        '~',
+        10000,
+        '*',
+        'kind',
+        'limit_' .. mode,
+        'who',
+        who,
+        'field',
+        field,
+        'old',
+        old or '',
+        'new',
+        new
+      )
     end
   end
 end

@@ -51,8 +51,24 @@ local function open_fleet(meta, nonce, tick_ms, learning_ms)
     local top = redis.call('ZREVRANGE', prefix .. 'pool:total', 0, 0, 'WITHSCORES')[2]
     clock = math.max(wall, top and tonumber(top) - 6 * tick_ms or 0)
     epoch, learning_until, grant = nonce, clock + learning_ms, 0
-    redis.call('HSET', meta, 'schema', 1, 'epoch', epoch, 'clock', clock, 'last', wall, 'grant', grant,
-      'learning_until', learning_until, 'tick_ms', tick_ms)
+    redis.call(
+      'HSET',
+      meta,
+      'schema',
+      1,
+      'epoch',
+      epoch,
+      'clock',
+      clock,
+      'last',
+      wall,
+      'grant',
+      grant,
+      'learning_until',
+      learning_until,
+      'tick_ms',
+      tick_ms
+    )
   end
 
   return {
@@ -91,12 +107,40 @@ local function settle(fleet, events, most)
   local total = fleet.prefix .. 'pool:total'
   local overdue = redis.call('ZRANGEBYSCORE', total, '-inf', fleet.now, 'LIMIT', 0, most)
   for _, lease in ipairs(overdue) do
-    local tenant, engine, holder, class, acquired_at = unpack(redis.call('HMGET',
-      fleet.prefix .. 'lease:' .. lease, 'tenant', 'engine', 'holder', 'class', 'acquired_at'))
+    local tenant, engine, holder, class, acquired_at = unpack(
+      redis.call(
+        'HMGET',
+        fleet.prefix .. 'lease:' .. lease,
+        'tenant',
+        'engine',
+        'holder',
+        'class',
+        'acquired_at'
+      )
+    )
     leave(fleet.prefix, lease, tenant, engine)
-    redis.call('XADD', events, 'MAXLEN', '~', 10000, '*', 'kind', 'reclaimed', 'lease', lease,
-      'tenant', tenant or '', 'holder', holder or '', 'class', class or '', 'engine', engine or '',
-      'age_ms', math.max(0, fleet.wall - (tonumber(acquired_at) or fleet.wall)))
+    redis.call(
+      'XADD',
+      events,
+      'MAXLEN',
+      '~',
+      10000,
+      '*',
+      'kind',
+      'reclaimed',
+      'lease',
+      lease,
+      'tenant',
+      tenant or '',
+      'holder',
+      holder or '',
+      'class',
+      class or '',
+      'engine',
+      engine or '',
+      'age_ms',
+      math.max(0, fleet.wall - (tonumber(acquired_at) or fleet.wall))
+    )
   end
   return #overdue
 end
@@ -142,16 +186,44 @@ if #ids > 0 then
     -- Overdue is missing too: its place may have been granted to somebody else since.
     if not scores[n] or tonumber(scores[n]) <= fleet.now then
       reply[#reply + 1] = lease
-      redis.call('XADD', events, 'MAXLEN', '~', 10000, '*', 'kind', 'reasserted',
-        'lease', lease, 'holder', holder)
+      redis.call(
+        'XADD',
+        events,
+        'MAXLEN',
+        '~',
+        10000,
+        '*',
+        'kind',
+        'reasserted',
+        'lease',
+        lease,
+        'holder',
+        holder
+      )
     end
   end
   for n, record in ipairs(records) do
     local i = leases + (n - 1) * width
     -- A whole record has eight fields. One that lost any of them is written again.
     if redis.call('HLEN', record) < 8 then
-      redis.call('HSET', record, 'request_id', ARGV[i + 1], 'tenant', ARGV[i + 2], 'class', ARGV[i + 3],
-        'engine', ARGV[i + 4], 'holder', holder, 'phase', ARGV[i + 5], 'acquired_at', ARGV[i + 6])
+      redis.call(
+        'HSET',
+        record,
+        'request_id',
+        ARGV[i + 1],
+        'tenant',
+        ARGV[i + 2],
+        'class',
+        ARGV[i + 3],
+        'engine',
+        ARGV[i + 4],
+        'holder',
+        holder,
+        'phase',
+        ARGV[i + 5],
+        'acquired_at',
+        ARGV[i + 6]
+      )
       redis.call('HSETNX', record, 'grant', 0)
     elseif ARGV[i + 8] == '1' then
       redis.call('HSET', record, 'phase', ARGV[i + 5])
