@@ -152,12 +152,12 @@ class Protocol(HttpToolsProtocol):
         super().on_response_complete()
         self.idle_since_s = monotonic()
 
-    def connection_cut(self, exc: Exception | None) -> None:
+    def connection_lost(self, exc: Exception | None) -> None:
         """Tell every request of the connection, not only the one that came last."""
         for wire in self._wires:
             if not wire.is_over:
                 wire.gone()
-        super().connection_cut(exc)
+        super().connection_lost(exc)
 
     def send_400_response(self, msg: str) -> None:
         """Answer bytes that are no HTTP; in the midst of a reply there is no answer but the end."""

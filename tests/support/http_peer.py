@@ -88,7 +88,7 @@ class Peer(asyncio.Protocol):
         self._leave()
         return True
 
-    def connection_cut(self, exc: Exception | None) -> None:
+    def connection_lost(self, exc: Exception | None) -> None:
         """Stamp the moment of a reset; after our own close nobody looks any more."""
         del exc
         self._leave()
