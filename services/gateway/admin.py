@@ -6,11 +6,9 @@ from fastapi import APIRouter, Depends, Header, Path, Query, Request
 from fastapi.security import HTTPBearer
 
 from services.gateway import admin_models as m
-from services.permits.admin import Admin
+from services.gateway.desk import Desk
 from services.permits.admin_checks import PAGE_MAX
 from services.permits.admin_model import row_json
-from services.permits.gate import unhurt
-from services.permits.store import Store
 
 _NAME: Final = r"^[A-Za-z0-9._-]{1,64}$"
 Fleet = Annotated[str, Path(max_length=64, description="The name of a fleet")]
@@ -40,11 +38,11 @@ Who = Annotated[str, Depends(_who)]
 
 
 class AdminApi:
-    """The routes under /admin/v1. Every call to Redis goes on to its end, also when the caller has left."""
+    """The routes under /admin/v1."""
 
-    def __init__(self, store: Store) -> None:
-        """Use a store that others own and close."""
-        self._store = store
+    def __init__(self, desk: Desk) -> None:
+        """Ask at a desk of its own: callers' stops do not wait behind administration."""
+        self._desk = desk
 
     def router(self) -> APIRouter:
         """Return the routes."""
@@ -118,17 +116,17 @@ class AdminApi:
 
     async def fleets(self) -> m.FleetsAnswer:
         """List the fleets by name."""
-        return m.FleetsAnswer(fleets=await unhurt(self._admin().fleets()))
+        return m.FleetsAnswer(fleets=await self._desk.ask(lambda admin: admin.fleets()))
 
     async def fleet(self, fleet: Fleet) -> m.FleetAnswer:
         """Show the pools of one fleet: limits, use, and who waits."""
-        state = await unhurt(self._admin().fleet(fleet))
+        state = await self._desk.ask(lambda admin: admin.fleet(fleet))
         return m.FleetAnswer.model_validate(state.as_json())
 
     async def set_limits(self, fleet: Fleet, changes: m.LimitChanges, who: Who) -> m.FleetAnswer:
         """Set limits, at once on every replica; nobody who runs is cut, and who waits and fits now starts."""
         fields = changes.model_dump(exclude_unset=True)
-        state = await unhurt(self._admin(who).set_limits(fleet, fields))
+        state = await self._desk.ask(lambda admin: admin.set_limits(fleet, fields), who=who)
         return m.FleetAnswer.model_validate(state.as_json())
 
     async def leases(
@@ -139,60 +137,64 @@ class AdminApi:
         cursor: Annotated[str, Query(max_length=255, description="The `cursor` of the page before")] = "",
     ) -> m.LeasesAnswer:
         """List who holds what, since when, for how long, in the order of the lease ids."""
-        page = await unhurt(self._admin().leases(fleet, tenant=tenant, limit=limit, cursor=cursor))
+        page = await self._desk.ask(
+            lambda admin: admin.leases(fleet, tenant=tenant, limit=limit, cursor=cursor)
+        )
         leases = [m.Lease.model_validate(row_json(row)) for row in page.items]
         return m.LeasesAnswer(leases=leases, cursor=page.cursor)
 
     async def line(self, fleet: Fleet) -> m.LineAnswer:
         """List those who wait, in the order of the line; the first thousand."""
-        rows = await unhurt(self._admin().line(fleet))
+        rows = await self._desk.ask(lambda admin: admin.line(fleet))
         return m.LineAnswer(line=[m.Waiter.model_validate(row_json(row)) for row in rows])
 
     async def revoke(self, lease: Annotated[str, Path(max_length=255)], who: Who) -> m.LeaseEnding:
         """End one request, running or waiting, on whichever replica it is."""
-        await unhurt(self._admin(who).revoke(lease))
+        await self._desk.ask(lambda admin: admin.revoke(lease), who=who)
         return m.LeaseEnding(lease=lease)
 
     # --- tenants
 
     async def tenants(self) -> m.TenantsAnswer:
         """List the tenants by name."""
-        return m.TenantsAnswer(tenants=await unhurt(self._admin().tenants()))
+        return m.TenantsAnswer(tenants=await self._desk.ask(lambda admin: admin.tenants()))
 
     async def tenant(self, tenant: Tenant) -> m.TenantAnswer:
         """Show one tenant: its weight, its quotas, and its keys by id and last four characters."""
-        state = await unhurt(self._admin().tenant(tenant))
+        state = await self._desk.ask(lambda admin: admin.tenant(tenant))
         return m.TenantAnswer.model_validate(state.as_json())
 
     async def put_tenant(self, tenant: Tenant, changes: m.TenantChanges, who: Who) -> m.TenantAnswer:
         """Make a tenant, or change its weight and the quotas that are named."""
         fields = changes.model_dump(exclude_unset=True)
-        state = await unhurt(self._admin(who).put_tenant(tenant, **fields))
+        state = await self._desk.ask(lambda admin: admin.put_tenant(tenant, **fields), who=who)
         return m.TenantAnswer.model_validate(state.as_json())
 
     async def delete_tenant(self, tenant: Tenant, who: Who) -> None:
         """Remove a tenant, its keys and its quotas: new requests are refused, running ones run on."""
-        await unhurt(self._admin(who).delete_tenant(tenant))
+        await self._desk.ask(lambda admin: admin.delete_tenant(tenant), who=who)
 
     async def add_key(self, tenant: Tenant, who: Who) -> m.KeyAnswer:
         """Make a key for a tenant, which every replica knows within a second. It is shown this once."""
-        made = await unhurt(self._admin(who).add_key(tenant))
+        made = await self._desk.ask(lambda admin: admin.add_key(tenant), who=who)
         return m.KeyAnswer(tenant=made.tenant, key=made.key, key_id=made.key_id)
 
     async def revoke_key(self, tenant: Tenant, key_id: Annotated[str, Path(max_length=64)], who: Who) -> None:
         """End a key for ever, within a second on every replica; requests it began run on."""
-        await unhurt(self._admin(who).revoke_key(tenant, key_id))
+        await self._desk.ask(lambda admin: admin.revoke_key(tenant, key_id), who=who)
 
     # --- gateways and history
 
     async def gateways(self) -> m.GatewaysAnswer:
         """List the gateway processes that still tick."""
-        rows = await unhurt(self._admin().gateways())
+        rows = await self._desk.ask(lambda admin: admin.gateways())
         return m.GatewaysAnswer(gateways=[m.GatewayProcess.model_validate(row_json(row)) for row in rows])
 
     async def drain(self, gateway: Annotated[str, Path(max_length=80)], who: Who) -> m.DrainAnswer:
         """Let a replica finish and stop, as SIGTERM does."""
-        return m.DrainAnswer(gateway=gateway, holders=await unhurt(self._admin(who).drain(gateway)))
+        return m.DrainAnswer(
+            gateway=gateway, holders=await self._desk.ask(lambda admin: admin.drain(gateway), who=who)
+        )
 
     async def events(
         self,
@@ -203,9 +205,6 @@ class AdminApi:
         limit: Limit = 100,
     ) -> m.EventsAnswer:
         """List reclaims, changes and revokes after an event: who, what, when, old and new value."""
-        page = await unhurt(self._admin().events(fleet, after, limit))
+        page = await self._desk.ask(lambda admin: admin.events(fleet, after, limit))
         events = [m.Event.model_validate(event) for event in page.items]
         return m.EventsAnswer(events=events, after=page.cursor)
-
-    def _admin(self, who: str = "admin") -> Admin:
-        return Admin(self._store, who=who)

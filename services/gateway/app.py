@@ -13,6 +13,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from services.gateway.admin import AdminApi
 from services.gateway.admin_guard import AdminGuard
+from services.gateway.desk import AT_ONCE_MAX, Desk
 from services.gateway.engines import open_engines
 from services.gateway.fleets import Fleets
 from services.gateway.health import ControlPlane
@@ -33,8 +34,8 @@ _OWN_PATHS = frozenset({"/v1/models"})
 _STOP_PATH = "/v1/requests/"
 _ADMIN_PATH = "/admin/"
 
-# Apart from those that admit requests: administration must not make traffic wait, nor wait for it.
-ADMIN_CONNECTIONS_MAX = 4
+# Apart from those that admit requests: administration must not make traffic wait, nor wait for it. Two desks.
+ADMIN_CONNECTIONS_MAX = 2 * AT_ONCE_MAX
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +80,8 @@ async def open_app(
     ):
         data = DataPlane(settings=settings, gate=gate, fleets=fleets, engines=engines, trips=trips)
         control = ControlPlane(gate=gate, fleets=fleets, trips=trips, metrics=metrics)
-        admin = AdminApi(store)
-        stops = Stops(store, gate.tenant_of)
+        admin = AdminApi(Desk(store))
+        stops = Stops(Desk(store), gate.tenant_of)
         own = _control_app(journal, control.router(), admin.router(), stops.router())
         yield App(_front(data, own, AdminGuard(own, settings.admin.token)), gate, trips, metrics)
     # Callbacks of the last acknowledged releases run in the loop before the books are closed.

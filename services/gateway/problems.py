@@ -87,6 +87,8 @@ async def _invalid(request: Request, error: Exception) -> Response:
     what = str(first["msg"]).removeprefix("Value error, ")
     if first["type"] == "json_invalid":
         return problem("bad_request", "the body is not valid JSON")
+    if name == "body":
+        return problem("bad_request", "send a JSON object, with `Content-Type: application/json`")
     return problem("bad_request", f"{name}: {what[:1].lower()}{what[1:]}")
 
 

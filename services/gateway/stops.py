@@ -8,11 +8,9 @@ from fastapi.security import HTTPBearer
 
 from services.gateway.admin_models import ErrorEnvelope, StopAnswer
 from services.gateway.callers import tenant_of
+from services.gateway.desk import Desk
 from services.gateway.headers import read_head
 from services.gateway.refusals import NotServed
-from services.permits.admin import Admin
-from services.permits.gate import unhurt
-from services.permits.store import Store
 
 _BEARER: Final = HTTPBearer(scheme_name="CallerKey", auto_error=False, description="The caller's own key")
 _PROBLEMS: Final[dict[int | str, dict[str, Any]]] = {
@@ -23,9 +21,9 @@ _PROBLEMS: Final[dict[int | str, dict[str, Any]]] = {
 class Stops:
     """`DELETE /v1/requests/{request_id}`. Takes no permit and never waits behind traffic."""
 
-    def __init__(self, store: Store, lookup: Callable[[str], str | None]) -> None:
+    def __init__(self, desk: Desk, lookup: Callable[[str], str | None]) -> None:
         """`lookup` says whose a key is."""
-        self._store = store
+        self._desk = desk
         self._lookup = lookup
 
     def router(self) -> APIRouter:
@@ -49,7 +47,7 @@ class Stops:
     ) -> StopAnswer:
         """End a request of the caller's own tenant; another's is as unknown as one that never was."""
         tenant = tenant_of(read_head(request.scope), self._lookup)
-        stopping = Admin(self._store, who=f"tenant {tenant}").stop(request_id, tenant)
-        if not await unhurt(stopping):
+        who = f"tenant {tenant}"
+        if not await self._desk.ask(lambda admin: admin.stop(request_id, tenant), who=who):
             raise NotServed("unknown_request", "no request of yours with this id is running or waiting")
         return StopAnswer(request_id=request_id)

@@ -82,12 +82,20 @@ class Acquirer:
         """Ask, and stand in line for as long as the demand's patience lasts."""
         waiters, fleet = self._ticker.waiters, permit.fleet
         give_up_s = monotonic() + permit.demand.patience_ms / 1000
+        stood_in_line = False
         try:
             while True:
                 # Before the call: the grant may be published before its answer is read.
                 future = waiters.join(fleet, permit.id)
                 answer = await self._ask(permit)
-                if not isinstance(answer, Queued) or await self._stand_in_line(permit, future, give_up_s):
+                if isinstance(answer, Queued):
+                    if await self._stand_in_line(permit, future, give_up_s):
+                        return answer
+                    stood_in_line = True
+                elif stood_in_line and isinstance(answer, Learning) and _learns_until_s(answer) < give_up_s:
+                    # As many as the line holds, so they may; newcomers are told to come back.
+                    await asyncio.sleep(answer.left_ms / 1000)
+                else:
                     return answer
                 # Redis lost the line; what is left of the patience is spent in the new one.
                 left_ms = int((give_up_s - monotonic()) * 1000)
@@ -255,6 +263,11 @@ class Acquirer:
     def _refused(self, fleet: str, refused: Refused) -> Refused:
         self._listener.admission(fleet, refused.code)
         return refused
+
+
+def _learns_until_s(answer: Learning) -> float:
+    """Return when a learning window ends, in monotonic seconds."""
+    return monotonic() + answer.left_ms / 1000
 
 
 def _code_of(pool: str) -> RefusalCode:

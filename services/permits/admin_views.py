@@ -158,4 +158,6 @@ def _order(event_id: str) -> tuple[int, int]:
 
 
 def _event(event_id: str, fleet: str | None, fields: Event) -> dict[str, str | int]:
-    return {"id": event_id, "at": _order(event_id)[0], "fleet": fleet or "", **fields}
+    ours: dict[str, str | int] = {"id": event_id, "at": _order(event_id)[0], "fleet": fleet or ""}
+    # Anybody may write into a stream; nothing in it may pass for its place in it.
+    return {**ours, "kind": "", **fields, **ours}

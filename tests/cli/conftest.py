@@ -130,7 +130,7 @@ async def serving(redis_url: str, engine: ScriptedEngine, tmp_path: Path) -> Asy
         gateways=1,
         fleet={"total": 3, "cold": 3},
         tenants={"acme": 2, "umbrella": None},
-        budgets={"queue_ms": 60_000, "idle_ms": 60_000, "total_ms": 120_000},
+        budgets={"queue_ms": 60_000, "idle_ms": 60_000, "total_ms": 120_000, "drain_ms": 20_000},
     ) as made:
         # Where every command looks by itself.
         (tmp_path / "tenure.toml").symlink_to(made.configs[0])

@@ -113,6 +113,22 @@ async def test_a_signal_gives_the_terminal_back(serving: Serving, number: signal
         assert b"\x1b[?1049l" in terminal.output[-40:]
 
 
+async def test_it_does_not_outlive_its_window(serving: Serving) -> None:
+    """A lost SSH connection must not leave a process that asks Redis for ever."""
+    with live(serving) as terminal:
+        await terminal.until("LEASES")
+        terminal.hang_up()
+        assert await terminal.ended() == 0
+
+
+async def test_a_terminal_without_unicode_gets_plain_signs(tenure: Tenure, serving: Serving) -> None:
+    await serving.stream("acme")
+    done = await tenure("top", "--once", environ={"PYTHONIOENCODING": "ascii"})
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.isascii()
+    assert "#" in done.stdout.splitlines()[1]
+
+
 async def test_ctrl_c_ends_it_and_a_key_that_means_nothing_does_not(serving: Serving) -> None:
     with live(serving) as terminal:
         await terminal.until("LEASES")

@@ -105,6 +105,31 @@ async def test_a_body_is_bounded_with_and_without_a_length(administered: Gateway
     assert answer.status == 413
 
 
+async def test_a_body_that_is_not_said_to_be_json_is_answered_with_the_cure(administered: Gateway) -> None:
+    """What curl sends with -d alone."""
+    headers = [("content-type", "application/x-www-form-urlencoded")]
+    answer = await fetch(
+        administered.url,
+        "/admin/v1/fleets/demo",
+        method="PATCH",
+        key=TOKEN,
+        body={"total": 6},
+        headers=headers,
+    )
+    assert answer.status == 400
+    assert "send a JSON object, with `Content-Type: application/json`" in answer.body.decode()
+
+
+async def test_a_caller_that_leaves_before_its_body_is_whole_has_changed_nothing(
+    administered: Gateway, admin: AdminClient
+) -> None:
+    headers = [("content-length", "20"), ("authorization", f"Bearer {TOKEN}")]
+    path = "/admin/v1/fleets/demo"
+    with await Call.start(administered.url, method="PATCH", path=path, headers=headers) as call:
+        await call.send(b'{"total": 1}')
+    assert (await admin.ok("GET", "/fleets/demo"))["pools"]["total"]["limit"] == 4
+
+
 async def test_a_body_that_is_not_wanted_yet_is_not_read(administered: Gateway) -> None:
     """Without the token nobody can make a gateway hold bytes for it."""
     headers = [("content-length", "1000000000"), ("content-type", "application/json")]

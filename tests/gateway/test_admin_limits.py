@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tests.gateway.conftest import Gateway, OpenGateway
+    from tests.support.redis_server import RedisServer
     from tests.support.scripted_engine import ScriptedEngine
 
 PATIENT = {"queue_ms": 20_000}
@@ -111,6 +112,10 @@ async def test_who_waits_and_fits_starts_when_the_limit_is_raised(
     engine.answer = Stream()
     engine.finish_all()
     await end_cleanly(first, *waiting)
+    metrics = (await fetch(g2.url, "/metrics")).body.decode()
+    assert 'tenure_admissions_total{fleet="demo",outcome="queued"} 3.0' in metrics
+    assert 'tenure_line_length{fleet="demo"} 0.0' in metrics
+    assert 'tenure_pool_limit{fleet="demo",pool="total"} 3.0' in metrics
 
 
 async def test_a_quota_holds_on_every_replica_with_the_next_request(
@@ -164,6 +169,50 @@ async def test_two_admins_at_once_on_two_replicas_leave_one_true_history(open_ga
     assert [event["old"] for event in changes] == ["4", *(event["new"] for event in changes[:-1])]
     pools = (await bob.ok("GET", "/fleets/demo"))["pools"]
     assert pools["total"]["limit"] == pools["cold"]["limit"] == int(changes[-1]["new"])
+
+
+async def test_whatever_somebody_wrote_into_redis_by_hand_breaks_no_page(
+    open_gateway: OpenGateway, redis_server: RedisServer
+) -> None:
+    """At 3 a.m. people type into redis-cli, and then look."""
+    gateway: Gateway = await open_gateway(admin=ADMIN)
+    admin = AdminClient(gateway.url)
+    fleet = "tenure:{demo}:"
+    for command in (
+        (
+            "HSET",
+            f"{fleet}limits",
+            "total",
+            "many",
+            "cold",
+            "",
+            "tenant:acme",
+            "-3",
+            "weight:acme",
+            "2.5",
+            "x",
+            "y",
+        ),
+        ("HSET", f"{fleet}limits", "shadow", "everything", "engine:", "1", "tenant:", "1"),
+        ("XADD", f"{fleet}events", "*", "note", "hello", "id", "0-1", "at", "noon", "fleet", "other"),
+        ("XADD", "tenure:events", "*", "who", "me"),
+        ("ZADD", f"{fleet}pool:total", "9999999999999", "no lease", "9999999999999", "g9~a~1"),
+        ("HSET", f"{fleet}lease:g9~a~1", "acquired_at", "yesterday"),
+        ("ZADD", f"{fleet}gateways", "9999999999999", "someone"),
+        ("HSET", f"{fleet}line:waiting", "g9~a~2", "half a record"),
+        ("HSET", "tenure:keys", "short", "acme", "#key:0123456789ab", "junk"),
+        ("SADD", "tenure:tenants", "a b"),
+    ):
+        redis_server.cli(*command)
+    for path in (
+        "/fleets", "/fleets/demo", "/fleets/demo/leases", "/fleets/demo/line", "/tenants", "/tenants/acme",
+        "/gateways", "/events",
+    ):  # fmt: skip
+        await admin.ok("GET", path)
+    (note,) = [event for event in (await admin.ok("GET", "/events"))["events"] if event.get("note")]
+    assert (note["fleet"], note["kind"]) == ("demo", "")
+    assert (await fetch(gateway.url, "/metrics")).status == 200
+    redis_server.cli("DEL", f"{fleet}pool:total", f"{fleet}lease:g9~a~1", f"{fleet}line:waiting")
 
 
 # --- keys

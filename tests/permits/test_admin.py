@@ -78,7 +78,7 @@ async def test_a_fleet_is_shown_in_the_shape_of_the_contract(store: Store, admin
 
 
 async def test_limits_change_together_and_each_change_is_recorded(store: Store, admin: Admin) -> None:
-    state = await admin.set_limits("demo", {"total": 2, "engine:e1": "5", "shadow": "cold, total"})
+    state = await admin.set_limits("demo", {"total": 2.0, "engine:e1": "5", "shadow": "cold, total"})
     assert (state.counts.limits["total"], state.counts.limits["engine:e1"]) == (2, 5)
     assert state.shadow == ("total", "cold")
     events = [event for event in (await admin.events("demo")).items if event["kind"] == "limit_set"]
@@ -324,7 +324,7 @@ async def test_a_lease_that_has_ended_cannot_be_revoked(store: Store, admin: Adm
 
 
 async def test_gateways_are_listed_with_what_they_hold_and_told_to_drain_by_name(
-    store: Store, admin: Admin
+    store: Store, admin: Admin, redis_server: RedisServer
 ) -> None:
     for fleet, holder in (("demo", "g1~a"), ("other", "g1~a"), ("demo", "g2~b")):
         await store.tick(fleet, holder=holder, leases=[], news=frozenset())
@@ -346,6 +346,10 @@ async def test_gateways_are_listed_with_what_they_hold_and_told_to_drain_by_name
         ("ann", "g1~a", "other"),
     ]
     await end(store, "g1~a~1")
+    # Whoever missed three ticks is gone.
+    for fleet in ("demo", "other"):
+        redis_server.cli("HINCRBY", f"tenure:{{{fleet}}}:meta", "clock", 7_501)
+    assert await admin.gateways() == []
 
 
 # --- history

@@ -17,7 +17,7 @@ from hypothesis.stateful import (
 )
 
 from services.permits.model import LeaseTimes
-from tests.lua.fleet import RawFleet, held
+from tests.lua.fleet import RawFleet, held, told
 from tests.properties.fleet_model import Facts, FleetModel
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class Fleet(RuleBasedStateMachine):
         for _ in range(lost + 1):
             reply = self.fleet.acquire(lease, tenant, engines=engines, prefixes=prefixes, holder=gateway)
             expected = self.model.acquire(lease, tenant, engines, prefixes, self.fleet.now)
-            assert [reply[0], *reply[3:]] == expected
+            assert [reply[0], *reply[3:6]] == expected
         if reply[0] == "GRANTED":
             assert reply[2] == self.model.places[lease].grant
             self.running[gateway][lease] = Facts(tenant, reply[3], reply[4], cold=reply[3] == "cold")
@@ -113,7 +113,7 @@ class Fleet(RuleBasedStateMachine):
         ]
         reply = self.fleet.tick(*facts, holder=gateway)
         missing = self.model.tick(believed, self.fleet.now)
-        assert reply[6:] == missing
+        assert told(reply).missing == missing
         # A holder that came late finds its place given to somebody else.
         self.fault = self.fault or bool(missing)
 

@@ -61,11 +61,17 @@ class Terminal:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        asyncio.get_running_loop().remove_reader(self._ours)
+        self.hang_up()
         self._popen.kill()
         self._popen.wait()
-        os.close(self._ours)
         os.close(self._its)
+
+    def hang_up(self) -> None:
+        """Close the window, or lose the connection. Safe to repeat."""
+        if self._ours >= 0:
+            asyncio.get_running_loop().remove_reader(self._ours)
+            os.close(self._ours)
+            self._ours = -1
 
     def resize(self, columns: int, rows: int) -> None:
         """Give the window another size; the program hears of it when it has started."""

@@ -457,6 +457,8 @@ local function refresh_line(fleet, limits, tenants, heads)
       or not redis.call('ZSCORE', line .. 'queue:' .. demand.class .. ':' .. demand.tenant, lease)
     then
       stand(fleet, limits, step_out(fleet, lease))
+    elseif not redis.call('ZSCORE', line .. 'tenants', demand.tenant) then
+      stand(fleet, limits, demand.tenant)
     end
   end
   for _, tenant in ipairs(redis.call('ZRANGE', line .. 'tenants', 0, tenants - 1)) do

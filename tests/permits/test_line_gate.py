@@ -1,0 +1,422 @@
+"""The line as a process meets it: waiting, being woken, giving up, and what is left behind each time."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import TYPE_CHECKING, Final
+
+import pytest
+import redis
+
+from services.permits import Refused
+from services.permits.model import Held
+from tests.lua.fleet import RawFleet
+from tests.permits.scene import KEYS, TIMES, Heard, Seen, a_gate, a_store, begin, demand
+from tests.support.redis_shim import RedisShim
+from tests.support.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from services.permits import Gate, Permit
+    from tests.support.redis_server import RedisServer
+
+PATIENT_MS: Final = 20_000
+LIMITS: Final = {
+    "total": 1,
+    "cold": 100,
+    "tenant_default": 100,
+    "line_max": 500,
+    "line_max_per_tenant": 500,
+}
+
+
+@asynccontextmanager
+async def gates(url: str, count: int, **limits: int) -> AsyncIterator[list[Gate]]:
+    """Open some replicas in this process on one fleet, each with its own ticker and connections."""
+    wanted = {**LIMITS, **limits}
+    await begin(url, wanted)
+    async with AsyncExitStack() as stack:
+        yield [await stack.enter_async_context(a_gate(url, f"g{n + 1}", limits=wanted)) for n in range(count)]
+
+
+def ask(gate: Gate, tenant: str = "acme", *, patience_ms: int = PATIENT_MS) -> asyncio.Task[Permit]:
+    """Begin to ask for a permit, in a task of its own as each request is."""
+    return asyncio.create_task(gate.take(demand(tenant, patience_ms=patience_ms)))
+
+
+def waiting(seen: Seen) -> int:
+    return int(seen.client.hlen(KEYS.waiting))
+
+
+async def in_line(seen: Seen, count: int) -> None:
+    await wait_until(lambda: waiting(seen) == count, f"{count} in line", timeout_s=10)
+
+
+async def started(task: asyncio.Task[Permit], within_s: float = 1.0) -> Permit:
+    """Return the permit; it must be granted within that time."""
+    return await asyncio.wait_for(asyncio.shield(task), within_s)
+
+
+# --- being woken
+
+
+async def test_a_waiter_on_another_replica_starts_when_the_place_is_free(redis_url: str, seen: Seen) -> None:
+    async with gates(redis_url, 2) as (g1, g2):
+        running = await g1.take(demand())
+        task = ask(g2)
+        await in_line(seen, 1)
+        began_s = time.monotonic()
+        running.close()
+        permit = await started(task)
+        assert time.monotonic() - began_s < 0.5, "by the message, not by the tick"
+        assert (permit.engine, permit.class_) == ("e1", "cold")
+        permit.close()
+
+
+async def test_a_permit_that_was_waited_for_is_renewed_and_given_back_like_any(
+    redis_url: str, seen: Seen
+) -> None:
+    async with gates(redis_url, 1) as (gate,):
+        running = await gate.take(demand())
+        task = ask(gate)
+        await in_line(seen, 1)
+        running.close()
+        permit = await started(task)
+        first = seen.client.zscore(KEYS.total, permit.id)
+        await wait_until(
+            lambda: seen.client.zscore(KEYS.total, permit.id) >= first + TIMES.tick_ms, "it is renewed"
+        )
+        permit.close()
+        await wait_until(seen.nothing_left, "and given back")
+
+
+async def test_waiters_start_in_the_order_in_which_they_came_whichever_replica_has_them(
+    redis_url: str, seen: Seen
+) -> None:
+    async with gates(redis_url, 3) as replicas:
+        running = await replicas[0].take(demand())
+        tasks = []
+        for n in range(12):
+            tasks.append(ask(replicas[n % 3]))
+            await in_line(seen, n + 1)
+        for n, task in enumerate(tasks):
+            running.close()
+            running = await started(task)
+            assert not any(later.done() for later in tasks[n + 1 :])
+        running.close()
+
+
+async def test_a_lost_wake_up_costs_one_tick(redis_url: str, redis_server: RedisServer, seen: Seen) -> None:
+    """Nobody listens when the message is published: the subscriptions are gone at that moment."""
+    async with gates(redis_url, 2) as (g1, g2):
+        for _ in range(5):
+            running = await g1.take(demand())
+            task = ask(g2)
+            await in_line(seen, 1)
+            redis_server.cli("CLIENT", "KILL", "TYPE", "pubsub")
+            began_s = time.monotonic()
+            # Released by hand and at once: before anybody can have subscribed again.
+            _release_now(redis_server, running)
+            permit = await started(task, 2 * TIMES.tick_ms / 1000)
+            assert time.monotonic() - began_s <= TIMES.tick_ms / 1000 + 0.3
+            running.close()
+            permit.close()
+            await wait_until(seen.nothing_left, "all places are back")
+
+
+def _release_now(server: RedisServer, permit: Permit) -> None:
+    """Run the release script without the gate's outbox."""
+    with redis.Redis(unix_socket_path=str(server.socket_path), decode_responses=True) as client:
+        fleet = RawFleet(client, times=TIMES)
+        assert fleet.release(permit.id, tenant=permit.tenant, engine=permit.engine)[3] == 1
+
+
+async def test_a_replica_that_never_hears_any_message_is_served_by_its_ticks(
+    redis_url: str, redis_server: RedisServer, seen: Seen
+) -> None:
+    """Somebody forbade it to subscribe, say; the line still moves, a tick later each time."""
+    redis_server.cli("ACL", "SETUSER", "deaf", "on", "nopass", "~*", "+@all", "resetchannels")
+    deaf_url = redis_url.replace("redis://", "redis://deaf:x@")
+    try:
+        await begin(redis_url, LIMITS)
+        async with a_gate(redis_url, "g1", limits=LIMITS) as g1, a_gate(deaf_url, "g2", limits=LIMITS) as g2:
+            running = await g1.take(demand())
+            task = ask(g2)
+            await in_line(seen, 1)
+            running.close()
+            permit = await started(task, TIMES.tick_ms / 1000 + 0.5)
+            permit.close()
+    finally:
+        redis_server.cli("ACL", "DELUSER", "deaf")
+
+
+async def test_an_answer_that_was_lost_is_asked_for_again_and_keeps_the_place_in_line(
+    redis_server: RedisServer, redis_url: str, seen: Seen
+) -> None:
+    with RedisShim(redis_server.port) as shim:
+        async with gates(shim.url, 1) as (gate,):
+            running = await gate.take(demand())
+            fault = shim.drop_replies(lambda asked: str(PATIENT_MS).encode() in asked)
+            task = ask(gate)
+            await wait_until(lambda: fault.hits == 1, "the answer is lost")
+            await in_line(seen, 1)
+            running.close()
+            permit = await started(task, 5)
+            permit.close()
+            await wait_until(seen.nothing_left, "nothing else was granted")
+
+
+async def test_a_line_that_redis_lost_forms_again_and_loses_nobody(
+    redis_url: str, redis_server: RedisServer, seen: Seen
+) -> None:
+    async with gates(redis_url, 2) as replicas:
+        running = await replicas[0].take(demand())
+        tasks = [ask(gate) for gate in replicas for _ in range(3)]
+        await in_line(seen, 6)
+        redis_server.cli("FLUSHALL")
+        await in_line(seen, 6)  # after the learning window, through which they waited too
+        permit = running
+        for _ in range(6):
+            permit.close()
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED, timeout=5)
+            assert len(done) == 1
+            (first,) = done
+            tasks.remove(first)
+            permit = first.result()
+        permit.close()
+
+
+# --- giving up
+
+
+async def test_one_whose_patience_ends_is_refused_on_time_and_leaves_no_trace(
+    redis_url: str, seen: Seen
+) -> None:
+    async with gates(redis_url, 1) as (gate,):
+        running = await gate.take(demand())
+        began_s = time.monotonic()
+        with pytest.raises(Refused) as refused:
+            await gate.take(demand(patience_ms=300))
+        assert 0.29 <= time.monotonic() - began_s < 0.6
+        assert (refused.value.code, refused.value.pool) == ("queue_timeout", "line")
+        await in_line(seen, 0)
+        assert seen.live() == {running.id}
+        running.close()
+
+
+async def test_one_without_patience_never_waits(redis_url: str, seen: Seen) -> None:
+    async with gates(redis_url, 1) as (gate,):
+        running = await gate.take(demand())
+        with pytest.raises(Refused) as refused:
+            await gate.take(demand())
+        assert refused.value.code == "total_pool_full"
+        assert waiting(seen) == 0
+        running.close()
+
+
+async def test_the_surplus_over_a_full_line_is_refused_with_figures(redis_url: str, seen: Seen) -> None:
+    async with gates(redis_url, 1, line_max=5) as (gate,):
+        running = await gate.take(demand())
+        tasks = [ask(gate) for _ in range(5)]
+        await in_line(seen, 5)
+        with pytest.raises(Refused) as refused:
+            await gate.take(demand(patience_ms=PATIENT_MS))
+        no = refused.value
+        assert (no.code, no.pool, no.in_use, no.limit, no.waiting) == ("line_full", "line", 5, 5, 5)
+        for task in tasks:
+            running.close()
+            running = await started(task)
+        running.close()
+
+
+async def test_one_that_is_ended_from_afar_while_it_waits_is_told(redis_url: str, seen: Seen) -> None:
+    async with gates(redis_url, 2) as (g1, g2):
+        running = await g1.take(demand())
+        task = asyncio.create_task(g2.take(demand(patience_ms=PATIENT_MS, tail="abc")))
+        await in_line(seen, 1)
+        began_s = time.monotonic()
+        async with a_store(redis_url) as store:
+            lease = await store.revoke("f", request_id="abc", tenant="acme", reason="user_stop", who="t")
+        assert lease == f"{g2.holder}~abc"
+        with pytest.raises(Refused, match="user_stop"):
+            await task
+        assert time.monotonic() - began_s < 1
+        assert waiting(seen) == 0
+        running.close()
+
+
+async def test_a_gate_that_closes_takes_its_waiters_out_of_the_line(redis_url: str, seen: Seen) -> None:
+    async with gates(redis_url, 1) as (g1,):
+        running = await g1.take(demand())
+        async with a_gate(redis_url, "g2", limits=LIMITS) as g2:
+            tasks = [ask(g2) for _ in range(3)]
+            await in_line(seen, 3)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        assert waiting(seen) == 0
+        running.close()
+
+
+# --- the race between a grant and whoever leaves
+
+
+@pytest.mark.timeout(240)
+async def test_three_hundred_times_release_and_cancel_race_and_the_next_starts_every_time(
+    redis_url: str, seen: Seen
+) -> None:
+    """One place, three waiters on three replicas; the first leaves within 5 ms of its grant."""
+    dice = random.Random(7)
+    slowest_s = 0.0
+    async with gates(redis_url, 3) as replicas:
+        for number in range(300):
+            running = await replicas[number % 3].take(demand())
+            tasks = []
+            for n in range(3):
+                tasks.append(ask(replicas[(number + n) % 3]))
+                await in_line(seen, n + 1)
+            apart_s = dice.uniform(-0.005, 0.005)
+            began_s = time.monotonic()
+            if apart_s < 0:
+                tasks[0].cancel()
+                await asyncio.sleep(-apart_s)
+                running.close()
+            else:
+                running.close()
+                await asyncio.sleep(apart_s)
+                tasks[0].cancel()
+            await asyncio.gather(tasks[0], return_exceptions=True)
+            if not tasks[0].cancelled():
+                # The grant was there first: it is a permit like any other.
+                tasks[0].result().close()
+            second = await started(tasks[1])
+            slowest_s = max(slowest_s, time.monotonic() - began_s)
+            second.close()
+            (await started(tasks[2])).close()
+            await wait_until(seen.nothing_left, f"round {number}: all places are back")
+    assert slowest_s < 1.0
+
+
+async def test_thirty_leave_and_the_one_who_joined_last_starts(redis_url: str, seen: Seen) -> None:
+    async with gates(redis_url, 3) as replicas:
+        running = await replicas[0].take(demand())
+        leaving = [ask(replicas[n % 3]) for n in range(30)]
+        await in_line(seen, 30)
+        for task in leaving:
+            task.cancel()
+        stays = ask(replicas[1], "other")
+        await wait_until(lambda: len(seen.client.hkeys(KEYS.waiting)) >= 1, "it joined")
+        running.close()
+        permit = await started(stays)
+        assert seen.client.hget(KEYS.meta, "grant") in {str(n) for n in range(2, 33)}
+        permit.close()
+        await asyncio.gather(*leaving, return_exceptions=True)
+
+
+# --- fair, over replicas
+
+
+async def _run_out(
+    running: list[Permit], tasks: dict[str, list[asyncio.Task[Permit]]], grants: int
+) -> dict[str, int]:
+    """End the oldest permit again and again; return how many of each tenant were granted."""
+    granted = dict.fromkeys(tasks, 0)
+    for _ in range(grants):
+        running.pop(0).close()
+        everybody = [task for mine in tasks.values() for task in mine]
+        done, _ = await asyncio.wait(everybody, return_when=asyncio.FIRST_COMPLETED, timeout=2)
+        assert len(done) == 1
+        (task,) = done
+        for tenant, mine in tasks.items():
+            if task in mine:
+                mine.remove(task)
+                granted[tenant] += 1
+        running.append(task.result())
+    return granted
+
+
+@pytest.mark.timeout(120)
+async def test_weights_hold_over_three_replicas_with_all_of_one_tenants_traffic_on_one(
+    redis_url: str, seen: Seen
+) -> None:
+    """400 grants; A has three times B's weight, joined later, and never leaves its one replica."""
+    async with gates(redis_url, 3, total=8, **{"weight:a": 3}) as replicas:
+        running = [await replicas[n % 3].take(demand("b")) for n in range(8)]
+        tasks: dict[str, list[asyncio.Task[Permit]]] = {"a": [], "b": []}
+        for n in range(120):
+            tasks["b"].append(ask(replicas[n % 3], "b"))
+        for _ in range(320):
+            tasks["a"].append(ask(replicas[0], "a"))
+        await in_line(seen, 440)
+        granted = await _run_out(running, tasks, 400)
+        assert abs(granted["a"] / 400 - 0.75) <= 0.05, granted
+        for task in (*tasks["a"], *tasks["b"]):
+            task.cancel()
+        await asyncio.gather(*tasks["a"], *tasks["b"], return_exceptions=True)
+        for permit in running:
+            permit.close()
+
+
+async def test_a_late_tenant_starts_within_the_next_two_releases(redis_url: str, seen: Seen) -> None:
+    """A has 4 running and 36 in line; B asks for one. Until then A used everything."""
+    async with gates(redis_url, 2, total=4) as (g1, g2):
+        running = [await g1.take(demand("a")) for _ in range(4)]
+        backlog = [ask(g1, "a") for _ in range(36)]
+        await in_line(seen, 36)
+        tasks = {"a": backlog, "b": []}
+        assert await _run_out(running, tasks, 8) == {"a": 8, "b": 0}
+        assert len(seen.live()) == 4
+        tasks["b"] = [ask(g2, "b")]
+        await in_line(seen, 29)
+        assert (await _run_out(running, tasks, 2))["b"] == 1
+        for task in backlog:
+            task.cancel()
+        await asyncio.gather(*backlog, return_exceptions=True)
+        for permit in running:
+            permit.close()
+
+
+# --- those who died
+
+
+async def test_a_place_of_a_dead_gateways_lease_goes_to_a_waiter_on_another_replica(
+    redis_url: str, seen: Seen
+) -> None:
+    """No reaper runs here: the living replica's own tick finds it, a tick after the ttl at the latest."""
+    async with gates(redis_url, 1) as (gate,):
+        # A lease of a process that no longer ticks, as renewed by its very last tick.
+        dead = await _lease_of_a_dead_process(redis_url)
+        task = ask(gate)
+        await in_line(seen, 1)
+        began_s = time.monotonic()
+        permit = await started(task, (TIMES.ttl_ms + TIMES.tick_ms) / 1000 + 0.5)
+        assert time.monotonic() - began_s > 1.0
+        assert dead not in seen.live()
+        permit.close()
+
+
+async def _lease_of_a_dead_process(url: str) -> str:
+    async with a_store(url) as store:
+        lease = "dead~d1~1"
+        await store.acquire(demand(), lease=lease, holder="dead~d1")
+        held = Held(lease, "r", "acme", "cold", "e1", "decode", 1, cold=True)
+        await store.tick("f", holder="dead~d1", leases=[held], news=frozenset())
+        return lease
+
+
+async def test_what_a_listener_hears_says_who_waited(redis_url: str, seen: Seen) -> None:
+    await begin(redis_url, LIMITS)
+    heard = Heard()
+    async with a_gate(redis_url, limits=LIMITS, listener=heard) as gate:
+        running = await gate.take(demand())
+        task = ask(gate)
+        await in_line(seen, 1)
+        with pytest.raises(Refused):
+            await gate.take(demand(patience_ms=50))
+        running.close()
+        (await started(task)).close()
+    assert heard.outcomes == {"granted": 1, "queued": 1, "queue_timeout": 1}
