@@ -133,10 +133,16 @@ class Renewal:
         if before is None or lost or "total" not in limits:
             if before is not None and before.limits:
                 # With the epoch intact it is the hash alone that is gone, and nobody saw anything newer.
-                seen = before.limits_seen if lost else answer.clock
-                await self._store.restore_limits(self.fleet, before.limits, seen=seen, who=self._holder)
-            await self._store.set_limits(self.fleet, self.policy.limits, who=self._holder, seed=True)
+                since = before.limits_seen if lost else answer.clock
+                # Without the file: seeded into data that was lost again since, its values would look newer.
+                await self._store.restore_limits(self.fleet, before.limits, seen=since, who=self._holder)
+            else:
+                await self._store.set_limits(self.fleet, self.policy.limits, who=self._holder, seed=True)
             limits = await self._store.limits(self.fleet)
+        seen = answer.clock
+        if before is not None and "total" not in limits:
+            # Lost again since they were written: what we remember is the better copy.
+            limits, seen = dict(before.limits), before.limits_seen
         self.view = FleetView(
             epoch=answer.stamp.epoch,
             clock=answer.clock,
@@ -144,5 +150,5 @@ class Renewal:
             gateways=max(1, answer.gateways),
             learning_until_s=monotonic() + answer.learning_ms / 1000,
             limits=limits,
-            limits_seen=answer.clock,
+            limits_seen=seen,
         )
