@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 import time
 from collections import Counter
 from contextlib import ExitStack
@@ -89,8 +90,8 @@ async def _remembered(redis_server: RedisServer) -> None:
     """Return when each replica has ticked since now, and so has seen the limits in force."""
     # Twice: a tick that was under way may have read the limits before it.
     for _ in range(2):
+        await wait_until(lambda: len(_sessions(redis_server)) == REPLICAS, "all have a session")
         before = _sessions(redis_server)
-        assert len(before) == REPLICAS
 
         def all_ticked(before: dict[str, float] = before) -> bool:
             now = _sessions(redis_server)
@@ -162,6 +163,39 @@ async def _flushed(redis_server: RedisServer, eye: Eye, leases: set[str]) -> flo
     true_s = time.monotonic() - flushed_s
     assert {row.lease for row in await eye.leases()} == leases
     return true_s
+
+
+async def test_data_that_is_lost_again_and_again_costs_no_key_and_no_limit(
+    redis_server: RedisServer, redis_url: str, engine: ScriptedEngine, tmp_path: Path
+) -> None:
+    """A loss may come between any two commands of a replica, also while it writes back what it remembers."""
+    engine.answer = SLOW
+    async with (
+        rig(tmp_path, redis_url, engines=[{"url": engine.url, "name": "e1"}]) as replicas,
+        looking_at(replicas.configs[0]) as eye,
+    ):
+        redis_server.cli("HSET", LIMITS, "total", LIMIT, "cold", LIMIT)
+        await _remembered(redis_server)
+        limits = redis_server.cli("HGETALL", LIMITS)
+        ends = Ends(replicas.gateways)
+        with ExitStack() as opened:
+            held = await _full(replicas, ends, opened)
+            async with knocking(ends, replicas.urls) as knocks:
+                for _ in range(150):
+                    redis_server.cli("FLUSHALL")
+                    await asyncio.sleep(random.uniform(0, 0.05))
+                await _remembered(redis_server)
+            assert knocks.admitted == []
+            assert set(knocks.codes) <= {(429, "total_pool_full"), (503, "recovering")}
+            assert {row.lease for row in await eye.leases()} == {
+                call.headers["tenure-lease"] for call in held
+            }
+            assert redis_server.cli("HGETALL", LIMITS) == limits
+        await nothing_runs(eye, engine)
+        for replica in replicas.gateways:
+            await replica.ready()
+        assert engine.max_open == LIMIT
+        await admits_exactly(LIMIT, replicas, engine)
 
 
 async def test_scripts_that_are_flushed_all_the_time_fail_no_request(
