@@ -86,7 +86,6 @@ for i = leases, waiters - 1, width do
   records[#records + 1] = fleet.prefix .. 'lease:' .. lease
   place(total, lease)
   place(fleet.prefix .. 'pool:tenant:' .. ARGV[i + 2], lease)
-  place(fleet.prefix .. 'pool:engine:' .. ARGV[i + 4], lease)
   if ARGV[i + 7] == '1' then
     place(cold, lease)
   end
@@ -120,6 +119,9 @@ if #ids > 0 then
   end
   for n, record in ipairs(records) do
     local i = leases + (n - 1) * width
+    -- Where they differ, the lease has moved and the caller sent this before it heard: on one engine only.
+    local engine = redis.call('HGET', record, 'engine') or ARGV[i + 4]
+    place(fleet.prefix .. 'pool:engine:' .. engine, ids[n])
     -- A whole record has eight fields. One that lost any of them is written again.
     local fields = redis.call('HLEN', record)
     if fields < 8 then
@@ -133,7 +135,7 @@ if #ids > 0 then
         'class',
         ARGV[i + 3],
         'engine',
-        ARGV[i + 4],
+        engine,
         'holder',
         holder,
         'phase',

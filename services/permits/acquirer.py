@@ -64,7 +64,6 @@ class Acquirer:
         self._fleets = fleets
         self._listener = listener
         self._sequence = itertools.count(1)
-        self._down_since_s: float | None = None
         # A burst waits here, in order, and not for a connection: that wait is short and its end an outage.
         self._turns = asyncio.Semaphore(at_once_max)
         # Calls whose caller left before the answer.
@@ -138,7 +137,7 @@ class Acquirer:
         except Unavailable:
             if permit.state is State.ABANDONED:
                 raise
-            self._suspect()
+            self._ticker.suspect()
             # The same id: if the first call was carried out after all, this one gets its answer.
             return await self._ask_once(permit)
 
@@ -197,22 +196,16 @@ class Acquirer:
 
     async def _verdict(self) -> None:
         """Return when Redis is up; raise Unavailable when it has been away for longer than VERDICT_S."""
-        if self._ticker.up.is_set():
-            self._down_since_s = None
+        ticker = self._ticker
+        if ticker.up.is_set():
             return
         now_s = monotonic()
-        if self._down_since_s is None:
-            self._down_since_s = now_s
+        since_s = now_s if ticker.down_since_s is None else ticker.down_since_s
         try:
-            async with asyncio.timeout(max(0.0, self._down_since_s + VERDICT_S - now_s)):
-                await self._ticker.up.wait()
+            async with asyncio.timeout(max(0.0, since_s + VERDICT_S - now_s)):
+                await ticker.up.wait()
         except TimeoutError:
             raise Unavailable("Redis does not answer") from None
-
-    def _suspect(self) -> None:
-        if self._down_since_s is None:
-            self._down_since_s = monotonic()
-        self._ticker.suspect()
 
     def _notice(self, fleet: str, view: FleetView | None, stamp: Stamp) -> None:
         """Tick at once when Redis lost its data, or is an older copy of itself, since the last tick."""

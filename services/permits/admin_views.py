@@ -68,7 +68,7 @@ class AdminViews:
             weight = limits.get(f"weight:{tenant}", weight)
             if f"tenant:{tenant}" in limits:
                 quotas[fleet] = limits[f"tenant:{tenant}"]
-        return TenantState(tenant, weight, quotas, _keys_of(tenant, await self._store.key_hashes()))
+        return TenantState(tenant, weight, quotas, _keys_of(tenant, (await self._store.key_copy())[1]))
 
     # --- gateways
 

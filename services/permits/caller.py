@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from redis.asyncio import Redis
-from redis.exceptions import RedisError
+from redis.exceptions import ReadOnlyError, RedisError
 
 from services.permits.clock import monotonic
 from services.permits.errors import Unavailable
@@ -85,5 +85,9 @@ class ScriptCaller:
     async def _plain(self, call: Any) -> Any:  # noqa: ANN401  (redis-py types its commands as sync-or-async)
         try:
             return await call
+        except ReadOnlyError as error:
+            # A primary that was demoted under our feet: its connections stay open and would say so for ever.
+            await self._client.connection_pool.disconnect(inuse_connections=False)
+            raise Unavailable(f"{type(error).__name__}: {error}") from error
         except (RedisError, OSError, TimeoutError) as error:
             raise Unavailable(f"{type(error).__name__}: {error}") from error

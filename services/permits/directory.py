@@ -50,18 +50,20 @@ class Directory:
         version = await self._store.key_version()
         if self._version is None or version.epoch != self._version.epoch:
             await self._seed()
+            version = await self._store.key_version()
         elif version == self._version and self._age < RELOAD_EVERY:
             self._age += 1
             return
-        # Read before the hashes: a change in between is then seen as new the next time.
-        self._version = await self._store.key_version()
-        self._tenants, self._age = await self._store.key_hashes(), 0
+        copied, tenants = await self._store.key_copy()
+        # Lost since we looked: what we have is the better copy, and the next look writes it back.
+        if copied.epoch and copied.epoch == version.epoch:
+            self._version, self._tenants, self._age = copied, tenants, 0
 
     async def _seed(self) -> None:
         if self._tenants and self._version:
             await self._store.seed_keys(self._tenants, revision=self._version.revision)
         await self._store.seed_keys(self._seeds)
-        facts = await self._store.key_hashes()
+        _, facts = await self._store.key_copy()
         # A tenant that was removed stays so, whatever a file says; see lua/set_tenant.lua.
         names = self._named | _named(facts)
         await self._store.add_tenants(sorted(name for name in names if facts.get(_NOTE + name) != ""))

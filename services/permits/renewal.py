@@ -150,10 +150,16 @@ class Renewal:
         if before is None or lost or "total" not in fields:
             if before is not None and before.fields:
                 # With the epoch intact it is the hash alone that is gone, and nobody saw anything newer.
-                seen = before.limits_seen if lost else answer.clock
-                await self._store.restore_limits(self.fleet, before.fields, seen=seen, who=self._holder)
-            await self._store.set_limits(self.fleet, self.policy.limits, who=self._holder, seed=True)
+                since = before.limits_seen if lost else answer.clock
+                # Without the file: seeded into data that was lost again since, its values would look newer.
+                await self._store.restore_limits(self.fleet, before.fields, seen=since, who=self._holder)
+            else:
+                await self._store.set_limits(self.fleet, self.policy.limits, who=self._holder, seed=True)
             fields = await self._store.limit_fields(self.fleet)
+        seen = answer.clock
+        if before is not None and "total" not in fields:
+            # Lost again since they were written: what we remember is the better copy.
+            fields, seen = dict(before.fields), before.limits_seen
         self.view = FleetView(
             epoch=answer.stamp.epoch,
             clock=answer.clock,
@@ -162,5 +168,5 @@ class Renewal:
             learning_until_s=monotonic() + answer.learning_ms / 1000,
             limits=whole_numbers(fields),
             fields=fields,
-            limits_seen=answer.clock,
+            limits_seen=seen,
         )

@@ -209,10 +209,16 @@ class Store(Ledger):
         fields = await self._plain(self._client.hlen(self.shared.keys))
         return KeyVersion(epoch=epoch or "", revision=int(revision or 0), fields=int(fields))
 
-    async def key_hashes(self) -> dict[str, str]:
-        """Return every key hash with its tenant, empty when revoked, and the notes on keys and tenants."""
-        hashes: dict[str, str] = await self._plain(self._client.hgetall(self.shared.keys))
-        return {field: tenant for field, tenant in hashes.items() if field not in KEY_FIELDS}
+    async def key_copy(self) -> tuple[KeyVersion, dict[str, str]]:
+        """Return every key hash with its tenant, empty when revoked, the notes, and the version of it all.
+
+        As of one instant. No epoch: Redis has lost them, or never had any.
+        """
+        fields: dict[str, str] = await self._plain(self._client.hgetall(self.shared.keys))
+        version = KeyVersion(
+            epoch=fields.get("#epoch", ""), revision=int(fields.get("#revision", 0)), fields=len(fields)
+        )
+        return version, {field: tenant for field, tenant in fields.items() if field not in KEY_FIELDS}
 
     async def seed_keys(self, hashes: Mapping[str, str], *, revision: int = 0) -> int:
         """Add key hashes that are not there; a newer revision than Redis has overwrites the others too."""

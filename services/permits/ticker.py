@@ -95,9 +95,10 @@ class Ticker:
         self._thread = threading.Thread(target=self._run_thread, name="tenure-ticker", daemon=True)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._woken = asyncio.Event()
-        # The event loop of the permits' owners, and whether Redis answered last, as seen there.
+        # The event loop of the permits' owners; as seen there: whether Redis answered last, since when not.
         self._owners: asyncio.AbstractEventLoop | None = None
         self.up = asyncio.Event()
+        self.down_since_s: float | None = None
         self._started: asyncio.Future[None] | None = None
 
     async def start(self) -> None:
@@ -157,7 +158,7 @@ class Ticker:
 
     def suspect(self) -> None:
         """Take Redis for away until a tick succeeds: the first command after trouble is a tick."""
-        self.up.clear()
+        self._see_down()
         for renewal in self._renewals.values():
             renewal.due_s = 0.0
         self.wake()
@@ -302,20 +303,29 @@ class Ticker:
     def _note_up(self) -> None:
         self._listener.redis_up(up=True)
         if not self.up.is_set():
-            self._to_owners(self.up.set)
+            self._to_owners(self._see_up)
         if self._down_for is not None:
             log.info("redis_available", after=self._down_for)
             self._down_for = None
 
     def _note_down(self, trouble: Exception) -> None:
         self._listener.redis_up(up=False)
-        self._to_owners(self.up.clear)
+        self._to_owners(self._see_down)
         why = f"{type(trouble).__name__}: {trouble}"
         if self._down_for is None:
             # Once per outage; a defect with its traceback, an outage without.
             level = log.warning if isinstance(trouble, Unavailable) else log.exception
             level("redis_unavailable", why=why, outbox=len(self.outbox))
         self._down_for = why
+
+    def _see_up(self) -> None:
+        self.down_since_s = None
+        self.up.set()
+
+    def _see_down(self) -> None:
+        if self.down_since_s is None:
+            self.down_since_s = monotonic()
+        self.up.clear()
 
     def _deliver_lost(self, permits: list[Permit]) -> None:
         self._to_owners(_deliver_lost, permits)

@@ -10,6 +10,7 @@ import pytest
 
 from services.permits.connect import connect
 from services.permits.errors import Unusable
+from services.permits.keys import FleetKeys
 from services.permits.model import Demand, Gone, Held
 from services.permits.replies import REPLIES
 from services.permits.scripts import LUA_DIR, Header, Script, compose, load
@@ -276,6 +277,25 @@ def test_a_header_is_read_as_it_stands() -> None:
         "#!lua\n--[[\n  x: y.\n\n  KEYS\n    1  meta  hash  z\n\n  ARGV\n    1+ names  string\n]]\n"
     )
     assert header == Header(keys=("meta",), args=("names",), variadic=True, replies=())
+
+
+# --- the page beside the scripts
+
+
+def test_the_page_lists_every_reply_and_every_key() -> None:
+    page = (LUA_DIR / "README.md").read_text()
+    replies: dict[str, set[str]] = {}
+    verb = ""
+    for named, word in re.findall(r"^\| (\w*) ?\| `([A-Z]+)` \|", page, re.MULTILINE):
+        verb = named or verb
+        replies.setdefault(verb, set()).add(word)
+    assert replies == {verb: set(words) for verb, words in REPLIES.items()}
+    keys = FleetKeys("tenure", "F")
+    for name, value in vars(FleetKeys).items():
+        if isinstance(value, property):
+            assert f"| `{getattr(keys, name)}` |" in page, name
+    for key in (keys.tenant_pool("T"), keys.pool("engine:E"), keys.lease("ID"), keys.evidence("E")):
+        assert f"| `{key}` |" in page
 
 
 # --- what is really sent

@@ -62,3 +62,14 @@ def test_a_lease_whose_record_is_lost_is_gone_until_its_gateway_ticked(fleet: Ra
     assert fleet.move("a", "e2")[0] == "GONE"
     fleet.tick(held("a"))
     assert fleet.move("a", "e2")[0] == "MOVED"
+
+
+def test_a_tick_that_was_sent_before_its_sender_heard_of_the_move_counts_on_one_engine(
+    fleet: RawFleet,
+) -> None:
+    """Tick and move travel on two connections; the lease must not stay behind on the engine it left."""
+    fleet.acquire("a")
+    fleet.move("a", "e2")
+    fleet.tick(held("a", engine="e1"))
+    assert (fleet.live("engine:e1"), fleet.live("engine:e2")) == (set(), {"a"})
+    assert fleet.record("a")["engine"] == "e2"

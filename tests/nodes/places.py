@@ -52,10 +52,7 @@ def leases_left(server: RedisServer) -> list[str]:
 
 def reclaimed_events(server: RedisServer) -> list[dict[str, str]]:
     """Return the entries of the fleet's event stream that report a lease taken back."""
-    entries = [
-        dict(zip(fields[::2], fields[1::2], strict=True))
-        for _, fields in server.cli("XRANGE", EVENTS, "-", "+")
-    ]
+    entries: list[dict[str, str]] = [fields for _, fields in server.cli("XRANGE", EVENTS, "-", "+")]
     return [entry for entry in entries if entry["kind"] == "reclaimed"]
 
 

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import random
-import threading
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
 import pytest
 
-from services.permits import Permit, Refused
+from services.permits import Refused
 from tests.permits.scene import LIMITS, Heard, a_gate, a_store, demand, granted_of
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
-    from services.permits import Gate
     from tests.permits.scene import Seen
     from tests.support.redis_shim import RedisShim
 
@@ -102,35 +100,37 @@ async def test_a_refusal_names_the_pool_and_its_figures(
         assert gate.live() == 0
 
 
-async def test_a_caller_cancelled_the_moment_it_is_granted_leaks_nothing(url: str, seen: Seen) -> None:
-    """The answer is there, the caller has not seen it yet: the worst moment to go."""
+@pytest.mark.parametrize("turns", range(6))
+async def test_a_caller_cancelled_just_as_it_is_granted_leaks_nothing(
+    url: str, seen: Seen, turns: int
+) -> None:
+    """The answer is there and the caller has not seen it yet: the worst moment to go."""
 
     class Cancels(Heard):
-        task: asyncio.Task[Permit]
+        task: asyncio.Task[None]
 
         def admission(self, fleet: str, outcome: str) -> None:
             super().admission(fleet, outcome)
-            if threading.current_thread() is threading.main_thread():
-                asyncio.get_running_loop().call_soon(self.task.cancel)
+            after(turns)
 
-    for turns in range(4):
-        listener = Cancels()
-        async with a_gate(url, listener=listener) as gate:
-            listener.task = asyncio.create_task(_take_after(turns, gate))
-            with pytest.raises(asyncio.CancelledError):
-                await listener.task
-            assert listener.outcomes["granted"] == 1
-            await wait_until(seen.nothing_left, "the permit went back")
-            assert gate.live() == 0
+    def after(left: int) -> None:
+        if left:
+            asyncio.get_running_loop().call_soon(after, left - 1)
+        else:
+            listener.task.cancel()
 
+    async def work() -> None:
+        async with gate.hold(demand()):
+            await asyncio.Event().wait()
 
-async def _take_after(turns: int, gate: Gate) -> Permit:
-    permit = await gate.take(demand())
-    try:
-        await asyncio.Event().wait()
-    finally:
-        permit.close()
-    return permit
+    listener = Cancels()
+    async with a_gate(url, listener=listener) as gate:
+        listener.task = asyncio.create_task(work())
+        with pytest.raises(asyncio.CancelledError):
+            await listener.task
+        assert listener.outcomes == {"granted": 1}
+        await wait_until(seen.nothing_left, "the permit went back")
+        assert gate.live() == 0
 
 
 async def test_callers_cancelled_at_any_moment_leave_exactly_the_whole_pool(url: str, seen: Seen) -> None:

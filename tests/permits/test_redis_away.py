@@ -162,3 +162,20 @@ async def test_a_short_break_costs_nobody_an_answer(shim: RedisShim) -> None:
             async with gate.hold(demand()):
                 pass
         assert heard.outcomes == {"granted": 20}
+
+
+async def test_the_patience_for_a_break_begins_with_that_break(shim: RedisShim, seen: Seen) -> None:
+    """An earlier outage that no request saw must not use up what the next request may wait."""
+    async with a_gate(shim.url, redis_loss="closed") as gate:
+        for _ in range(2):
+            shim.refuse()
+            await wait_until(lambda: not gate.ready()[0], "the gate noticed")
+            asking = asyncio.create_task(gate.take(demand()))
+            await asyncio.sleep(0)
+            shim.healthy()
+            (await asking).close()
+            shim.refuse()
+            await wait_until(lambda: not gate.ready()[0], "the gate noticed")
+            shim.healthy()
+            await wait_until(lambda: gate.ready()[0], "the gate is ready again")
+    assert seen.nothing_left()

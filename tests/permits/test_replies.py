@@ -177,6 +177,7 @@ async def test_cancelled_calls_leave_no_reply_for_the_next_one(url: str, seen: S
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
+        connected = seen.client.info("stats")["total_connections_received"]
         for _ in range(10):
             await asyncio.gather(
                 *(stays(n) for n in range(60)),
@@ -184,6 +185,8 @@ async def test_cancelled_calls_leave_no_reply_for_the_next_one(url: str, seen: S
             )
         await wait_until(seen.nothing_left, "everything went back")
         assert gate.live() == 0
+        # Nor does a caller who leaves cost a connection, which would be thrown away to be safe.
+        assert seen.client.info("stats")["total_connections_received"] - connected <= 6 + 2
 
 
 async def test_a_delayed_acquire_that_arrives_after_its_caller_left_costs_a_provisional_lease_at_most(

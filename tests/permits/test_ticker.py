@@ -220,7 +220,7 @@ async def test_stop_ends_a_stream_by_its_deadline_and_nothing_of_it_comes_back(
             lost.append((cause, monotonic()))
             permit.close()
 
-        permit.on_lost = end
+        permit.on_cut = end
         await wait_until(lambda: permit.deadline_s > monotonic() + 2.2, "it was renewed")
         shim.blackhole()
         await wait_until(lambda: lost, "the holder was told", 6)
