@@ -45,6 +45,8 @@
 -- @include room
 -- @include leave
 -- @include stand
+-- @include named
+-- @include note
 -- @include settle
 -- @include warm_engines
 -- @include pick_engine
@@ -83,12 +85,12 @@ if expiry and tonumber(expiry) > fleet.now then
   end
 end
 local cap = caps(limits, tenant)
-local in_line = redis.call('HLEN', waiting)
+local in_line = fleet.waiting > 0 and redis.call('HLEN', waiting) or 0
 if fleet.learning_ms > 0 then
   return { 'LEARNING', fleet.epoch, fleet.grant, fleet.learning_ms }
 elseif not cap then
   return { 'CLOSED', fleet.epoch, fleet.grant }
-elseif redis.call('HEXISTS', waiting, lease) == 1 then
+elseif in_line > 0 and redis.call('HEXISTS', waiting, lease) == 1 then
   return { 'QUEUED', fleet.epoch, fleet.grant, in_line }
 end
 

@@ -29,6 +29,8 @@
 -- @include room
 -- @include leave
 -- @include stand
+-- @include named
+-- @include note
 -- @include settle
 -- @include pick_engine
 -- @include seat

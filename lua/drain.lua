@@ -23,6 +23,8 @@
 ]]
 
 -- @include open_fleet
+-- @include named
+-- @include note
 
 local meta, gateways, draining, events = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local nonce, tick_ms, learning_ms = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
@@ -35,26 +37,7 @@ if not session or tonumber(session) <= fleet.now then
 end
 local changed = redis.call('SADD', draining, holder)
 if changed == 1 then
-  redis.call(
-    'XADD',
-    events,
-    'MAXLEN',
-    '~',
-    10000,
-    '*',
-    'kind',
-    'drain',
-    'who',
-    who,
-    'holder',
-    holder,
-    'field',
-    'state',
-    'old',
-    'serving',
-    'new',
-    'draining'
-  )
+  note(events, 'kind who holder field old new', { 'drain', who, holder, 'state', 'serving', 'draining' })
 end
 redis.call('PUBLISH', fleet.prefix .. 'line:wake:' .. holder, fleet.epoch .. '\n* 0 cut drain')
 return { 'DRAINING', fleet.epoch, fleet.grant, changed }

@@ -37,6 +37,8 @@
 -- @include room
 -- @include leave
 -- @include stand
+-- @include named
+-- @include note
 -- @include settle
 -- @include pick_engine
 -- @include seat

@@ -9,7 +9,7 @@
   Cost: O(L log N + D log N) for L leases of this call, N live and D <= 32 overdue leases, and a dispatch.
 
   KEYS
-    1  meta    hash     epoch, clock, last, learning_until, grant, freed_at, gap
+    1  meta    hash     epoch, clock, last, learning_until, grant
     2  limits  hash     total, cold, tenant_default, tenant:T, weight:T, engine:E, shadow
     3  events  stream   what was reclaimed
 
@@ -31,6 +31,8 @@
 -- @include room
 -- @include leave
 -- @include stand
+-- @include named
+-- @include note
 -- @include settle
 -- @include pick_engine
 -- @include seat
@@ -55,20 +57,15 @@ for i = leases, #ARGV, width do
   end
   if leave(fleet.prefix, lease, tenant, known or engine) then
     returned = returned + 1
-    stand(fleet, limits, tenant)
-  else
+    if fleet.waiting > 0 then
+      stand(fleet, limits, tenant)
+    end
+  elseif fleet.waiting > 0 then
     local left = step_out(fleet, lease)
     if left then
       stand(fleet, limits, left)
     end
   end
-end
-if returned > 0 then
-  -- How often a place comes free, for those who are told when to come back.
-  local freed_at, gap = unpack(redis.call('HMGET', meta, 'freed_at', 'gap'))
-  local since = math.min(fleet.now - (tonumber(freed_at) or fleet.now), 60000) / returned
-  gap = gap and tonumber(gap) + (since - tonumber(gap)) / 8 or since
-  redis.call('HSET', meta, 'freed_at', fleet.now, 'gap', string.format('%.0f', gap))
 end
 settle(fleet, limits, events, 32)
 dispatch(fleet, limits, provisional_ms, 128)

@@ -29,6 +29,8 @@
 ]]
 
 -- @include open_fleet
+-- @include named
+-- @include note
 -- @include live
 -- @include caps
 -- @include room
@@ -60,29 +62,9 @@ for _, candidate in ipairs(candidates) do
       holder = waits.holder
       stand(fleet, limits, step_out(fleet, candidate))
     end
-    redis.call(
-      'XADD',
-      events,
-      'MAXLEN',
-      '~',
-      10000,
-      '*',
-      'kind',
-      'revoked',
-      'lease',
-      candidate,
-      'tenant',
-      owner or waits.tenant,
-      'reason',
-      reason,
-      'who',
-      who
-    )
-    redis.call(
-      'PUBLISH',
-      fleet.prefix .. 'line:wake:' .. holder,
-      fleet.epoch .. '\n' .. candidate .. ' 0 cut ' .. reason
-    )
+    note(events, 'kind lease tenant reason who', { 'revoked', candidate, owner or waits.tenant, reason, who })
+    local words = fleet.epoch .. '\n' .. candidate .. ' 0 cut ' .. reason
+    redis.call('PUBLISH', fleet.prefix .. 'line:wake:' .. holder, words)
     return { 'REVOKED', fleet.epoch, fleet.grant, candidate, where }
   end
 end

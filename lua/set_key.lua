@@ -2,8 +2,8 @@
 --[[
   set_key: give a tenant a key, or revoke one.
 
-  Only the key's SHA-256 is kept, with its last four characters and the time for people to tell keys apart. A
-  revoked key stays as an empty value, so that no older file brings it back. Every gateway sees the new revision
+  Only the SHA-256 of the key is kept, with its last four characters and the time, for people. A
+  revoked key stays as an empty value, so that no older file revives it. Every gateway sees the new revision
   with its next look. Idempotent. Cost: O(K) for K keys of all tenants when one is revoked, else O(1).
 
   KEYS
@@ -23,6 +23,8 @@
     UNKNOWN  epoch  revision             there is no such tenant, or it has no such key
 ]]
 
+-- @include named
+-- @include note
 -- @include log_change
 
 local keys, tenants, events = KEYS[1], KEYS[2], KEYS[3]

@@ -30,6 +30,8 @@
 ]]
 
 -- @include open_fleet
+-- @include named
+-- @include note
 -- @include live
 -- @include lives
 -- @include caps
@@ -73,24 +75,7 @@ for i = fields, #ARGV, 2 do
     redis.call('HSET', limits, field, new)
     changed = changed + 1
     if mode ~= 'seed' then
-      redis.call(
-        'XADD',
-        events,
-        'MAXLEN',
-        '~',
-        10000,
-        '*',
-        'kind',
-        'limit_' .. mode,
-        'who',
-        who,
-        'field',
-        field,
-        'old',
-        old or '',
-        'new',
-        new
-      )
+      note(events, 'kind who field old new', { 'limit_' .. mode, who, field, old or '', new })
     end
   end
 end

@@ -22,6 +22,8 @@
     UNKNOWN  epoch  revision             there is no such tenant to remove
 ]]
 
+-- @include named
+-- @include note
 -- @include log_change
 
 local keys, tenants, events = KEYS[1], KEYS[2], KEYS[3]

@@ -8,7 +8,7 @@
   Cost: O(L log N + D log N + W) for L leases and W waiters of this call, N live, D <= 32 overdue; a dispatch.
 
   KEYS
-    1  meta      hash     epoch, clock, last, learning_until, grant
+    1  meta      hash     epoch, clock, last, learning_until, grant, gap, sampled_at, sampled_grant
     2  limits    hash     total, cold, tenant_default, tenant:T, weight:T, engine:E, shadow
     3  total     zset     lease -> expiry on the lease clock, ms
     4  cold      zset     the same, cold places only
@@ -44,7 +44,10 @@
 -- @include room
 -- @include leave
 -- @include stand
+-- @include named
+-- @include note
 -- @include settle
+-- @include pace
 -- @include pick_engine
 -- @include seat
 -- @include waiter
@@ -63,6 +66,7 @@ local waiters = leases + lease_count * width
 
 local fleet = open_fleet(meta, nonce, tick_ms, learning_ms)
 redis.call('HSET', meta, 'tick_ms', tick_ms)
+pace(fleet, meta, tick_ms)
 
 -- A gateway that missed three ticks counts as gone; its name may be many incarnations old.
 redis.call('ZADD', gateways, fleet.now + 3 * tick_ms, holder)
@@ -101,20 +105,7 @@ if #ids > 0 then
     -- Overdue is missing too: its place may have been granted to somebody else since.
     if not scores[n] or tonumber(scores[n]) <= fleet.now then
       missing[#missing + 1] = lease
-      redis.call(
-        'XADD',
-        events,
-        'MAXLEN',
-        '~',
-        10000,
-        '*',
-        'kind',
-        'reasserted',
-        'lease',
-        lease,
-        'holder',
-        holder
-      )
+      note(events, 'kind lease holder', { 'reasserted', lease, holder })
     end
   end
   for n, record in ipairs(records) do
@@ -125,24 +116,9 @@ if #ids > 0 then
     -- A whole record has eight fields. One that lost any of them is written again.
     local fields = redis.call('HLEN', record)
     if fields < 8 then
-      redis.call(
-        'HSET',
-        record,
-        'request_id',
-        ARGV[i + 1],
-        'tenant',
-        ARGV[i + 2],
-        'class',
-        ARGV[i + 3],
-        'engine',
-        engine,
-        'holder',
-        holder,
-        'phase',
-        ARGV[i + 5],
-        'acquired_at',
-        ARGV[i + 6]
-      )
+      local facts = { ARGV[i + 1], ARGV[i + 2], ARGV[i + 3], engine, holder, ARGV[i + 5], ARGV[i + 6] }
+      local names = 'request_id tenant class engine holder phase acquired_at'
+      redis.call('HSET', record, unpack(named(names, facts)))
       redis.call('HSETNX', record, 'grant', 0)
     elseif ARGV[i + 8] == '1' then
       redis.call('HSET', record, 'phase', ARGV[i + 5])
@@ -170,17 +146,11 @@ for i = waiters, #ARGV do
     gone[#gone + 1] = ARGV[i]
   end
 end
-local reply = {
-  'TICKED',
-  fleet.epoch,
-  fleet.grant,
-  fleet.now,
-  fleet.learning_ms,
-  live(gateways, fleet.now),
-  #missing,
-  #cut / 2,
-  #granted,
-}
+local alive = live(gateways, fleet.now)
+local reply = { 'TICKED', fleet.epoch, fleet.grant, fleet.now, fleet.learning_ms, alive }
+for _, count in ipairs({ #missing, #cut / 2, #granted }) do
+  reply[#reply + 1] = count
+end
 for _, list in ipairs({ missing, cut }) do
   for _, word in ipairs(list) do
     reply[#reply + 1] = word

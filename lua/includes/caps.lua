@@ -13,6 +13,6 @@ local function caps(limits, tenant)
     total = total,
     cold = tonumber(cold) or 0,
     tenant = tonumber(own) or tonumber(default) or total,
-    shadow = ' ' .. string.gsub(shadow or '', '[^a-z]', ' ') .. ' ',
+    shadow = shadow and ' ' .. string.gsub(shadow, '[^a-z]', ' ') .. ' ',
   }
 end

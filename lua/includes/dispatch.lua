@@ -8,7 +8,7 @@
 -- cannot run; false: somebody was not looked at.
 local function dispatch(fleet, limits, provisional_ms, most)
   local line = fleet.prefix .. 'line:'
-  if fleet.learning_ms > 0 or redis.call('EXISTS', line .. 'waiting') == 0 then
+  if fleet.learning_ms > 0 or fleet.waiting == 0 then
     return true
   end
   local looks, rounds, complete = 200, 8, true
@@ -74,15 +74,8 @@ local function dispatch(fleet, limits, provisional_ms, most)
         step_out(fleet, lease)
         local number = grant(fleet, demand, engine, as, provisional_ms)
         stand(fleet, limits, tenant)
-        wakes[demand.holder] = (wakes[demand.holder] or '')
-          .. lease
-          .. ' '
-          .. number
-          .. ' '
-          .. as
-          .. ' '
-          .. engine
-          .. '\n'
+        local words = table.concat({ lease, number, as, engine }, ' ')
+        wakes[demand.holder] = (wakes[demand.holder] or '') .. words .. '\n'
         most, free, passed = most - 1, free - 1, { warm = 0, cold = 0 }
         cold_full = room(total, 'cold', live(fleet.prefix .. 'pool:cold', fleet.now)) <= 0
       end

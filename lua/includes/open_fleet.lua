@@ -50,5 +50,7 @@ local function open_fleet(meta, nonce, tick_ms, learning_ms)
     epoch = epoch,
     grant = tonumber(grant) or 0,
     learning_ms = math.max(0, (tonumber(learning_until) or 0) - clock),
+    -- Without anybody in line nothing of the line need be looked at.
+    waiting = redis.call('HLEN', prefix .. 'line:waiting'),
   }
 end

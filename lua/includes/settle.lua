@@ -6,41 +6,16 @@ local function settle(fleet, limits, events, most)
   local total = fleet.prefix .. 'pool:total'
   local overdue = redis.call('ZRANGEBYSCORE', total, '-inf', fleet.now, 'LIMIT', 0, most)
   for _, lease in ipairs(overdue) do
-    local tenant, engine, holder, class, acquired_at = unpack(
-      redis.call(
-        'HMGET',
-        fleet.prefix .. 'lease:' .. lease,
-        'tenant',
-        'engine',
-        'holder',
-        'class',
-        'acquired_at'
-      )
-    )
+    local record = fleet.prefix .. 'lease:' .. lease
+    local fields = redis.call('HMGET', record, 'tenant', 'engine', 'holder', 'class', 'acquired_at')
+    local tenant, engine, holder, class, acquired_at = unpack(fields)
     leave(fleet.prefix, lease, tenant, engine)
-    stand(fleet, limits, tenant or '')
-    redis.call(
-      'XADD',
-      events,
-      'MAXLEN',
-      '~',
-      10000,
-      '*',
-      'kind',
-      'reclaimed',
-      'lease',
-      lease,
-      'tenant',
-      tenant or '',
-      'holder',
-      holder or '',
-      'class',
-      class or '',
-      'engine',
-      engine or '',
-      'age_ms',
-      math.max(0, fleet.wall - (tonumber(acquired_at) or fleet.wall))
-    )
+    if fleet.waiting > 0 then
+      stand(fleet, limits, tenant or '')
+    end
+    local age_ms = math.max(0, fleet.wall - (tonumber(acquired_at) or fleet.wall))
+    local facts = { 'reclaimed', lease, tenant or '', holder or '', class or '', engine or '', age_ms }
+    note(events, 'kind lease tenant holder class engine age_ms', facts)
   end
   return #overdue
 end

@@ -6,9 +6,6 @@
 -- below.
 local function stand(fleet, limits, tenant)
   local line = fleet.prefix .. 'line:'
-  if redis.call('EXISTS', line .. 'waiting', line .. 'tenants') == 0 then
-    return
-  end
   local cap, weight = caps(limits, tenant), tonumber(redis.call('HGET', limits, 'weight:' .. tenant)) or 1
   local in_use = live(fleet.prefix .. 'pool:tenant:' .. tenant, fleet.now)
   local share = math.min(math.floor(in_use * 1024 / math.max(weight, 0.001)), 1048575)

@@ -178,7 +178,7 @@ class Acquirer:
             case Cut(reason=reason):
                 self._step_out(permit)
                 raise self._refused(
-                    fleet, Refused("queue_timeout", pool="line", message=f"ended while it waited: {reason}")
+                    fleet, Refused("forbidden", message=f"the request was ended while it waited: {reason}")
                 )
             case _:
                 return False

@@ -19,6 +19,7 @@ RefusalCode = Literal[
     "total_pool_full",
     "line_full",
     "queue_timeout",
+    "forbidden",
     "admission_unavailable",
     "recovering",
     "draining",

@@ -90,6 +90,8 @@ local function open_fleet(meta, nonce, tick_ms, learning_ms)
     epoch = epoch,
     grant = tonumber(grant) or 0,
     learning_ms = math.max(0, (tonumber(learning_until) or 0) - clock),
+    -- Without anybody in line nothing of the line need be looked at.
+    waiting = redis.call('HLEN', prefix .. 'line:waiting'),
   }
 end
 -- live(pool, now) -> integer. the one way to count: members whose lease is not past, so no reaper is needed
@@ -117,12 +119,12 @@ local function caps(limits, tenant)
     total = total,
     cold = tonumber(cold) or 0,
     tenant = tonumber(own) or tonumber(default) or total,
-    shadow = ' ' .. string.gsub(shadow or '', '[^a-z]', ' ') .. ' ',
+    shadow = shadow and ' ' .. string.gsub(shadow, '[^a-z]', ' ') .. ' ',
   }
 end
 -- room(cap, kind, in_use) -> integer. free places of one pool; a watched pool always has one more
 local function room(cap, kind, in_use)
-  if string.find(cap.shadow, ' ' .. kind .. ' ', 1, true) then
+  if cap.shadow and string.find(cap.shadow, ' ' .. kind .. ' ', 1, true) then
     return math.huge
   end
   return cap[kind] - in_use
@@ -150,9 +152,6 @@ end
 -- below.
 local function stand(fleet, limits, tenant)
   local line = fleet.prefix .. 'line:'
-  if redis.call('EXISTS', line .. 'waiting', line .. 'tenants') == 0 then
-    return
-  end
   local cap, weight = caps(limits, tenant), tonumber(redis.call('HGET', limits, 'weight:' .. tenant)) or 1
   local in_use = live(fleet.prefix .. 'pool:tenant:' .. tenant, fleet.now)
   local share = math.min(math.floor(in_use * 1024 / math.max(weight, 0.001)), 1048575)
@@ -177,6 +176,19 @@ local function stand(fleet, limits, tenant)
     redis.call('ZREM', line .. 'tenants', tenant)
   end
 end
+-- named(names, values) -> list. name, value, name, value ...: what HSET and XADD take
+local function named(names, values)
+  local words = {}
+  for name in string.gmatch(names, '%S+') do
+    words[#words + 1] = name
+    words[#words + 1] = values[(#words + 1) / 2]
+  end
+  return words
+end
+-- note(events, names, values) -> nothing. adds one entry to an event stream, which forgets its oldest
+local function note(events, names, values)
+  redis.call('XADD', events, 'MAXLEN', '~', 10000, '*', unpack(named(names, values)))
+end
 -- settle(fleet, limits, events, most) -> integer. drops overdue leases, `most` at a time, into the events
 --
 -- Overdue leases are counted by nobody, so how many are dropped decides only how tidy the sets are; the bound
@@ -185,41 +197,16 @@ local function settle(fleet, limits, events, most)
   local total = fleet.prefix .. 'pool:total'
   local overdue = redis.call('ZRANGEBYSCORE', total, '-inf', fleet.now, 'LIMIT', 0, most)
   for _, lease in ipairs(overdue) do
-    local tenant, engine, holder, class, acquired_at = unpack(
-      redis.call(
-        'HMGET',
-        fleet.prefix .. 'lease:' .. lease,
-        'tenant',
-        'engine',
-        'holder',
-        'class',
-        'acquired_at'
-      )
-    )
+    local record = fleet.prefix .. 'lease:' .. lease
+    local fields = redis.call('HMGET', record, 'tenant', 'engine', 'holder', 'class', 'acquired_at')
+    local tenant, engine, holder, class, acquired_at = unpack(fields)
     leave(fleet.prefix, lease, tenant, engine)
-    stand(fleet, limits, tenant or '')
-    redis.call(
-      'XADD',
-      events,
-      'MAXLEN',
-      '~',
-      10000,
-      '*',
-      'kind',
-      'reclaimed',
-      'lease',
-      lease,
-      'tenant',
-      tenant or '',
-      'holder',
-      holder or '',
-      'class',
-      class or '',
-      'engine',
-      engine or '',
-      'age_ms',
-      math.max(0, fleet.wall - (tonumber(acquired_at) or fleet.wall))
-    )
+    if fleet.waiting > 0 then
+      stand(fleet, limits, tenant or '')
+    end
+    local age_ms = math.max(0, fleet.wall - (tonumber(acquired_at) or fleet.wall))
+    local facts = { 'reclaimed', lease, tenant or '', holder or '', class or '', engine or '', age_ms }
+    note(events, 'kind lease tenant holder class engine age_ms', facts)
   end
   return #overdue
 end
@@ -371,7 +358,7 @@ end
 -- cannot run; false: somebody was not looked at.
 local function dispatch(fleet, limits, provisional_ms, most)
   local line = fleet.prefix .. 'line:'
-  if fleet.learning_ms > 0 or redis.call('EXISTS', line .. 'waiting') == 0 then
+  if fleet.learning_ms > 0 or fleet.waiting == 0 then
     return true
   end
   local looks, rounds, complete = 200, 8, true
@@ -437,15 +424,8 @@ local function dispatch(fleet, limits, provisional_ms, most)
         step_out(fleet, lease)
         local number = grant(fleet, demand, engine, as, provisional_ms)
         stand(fleet, limits, tenant)
-        wakes[demand.holder] = (wakes[demand.holder] or '')
-          .. lease
-          .. ' '
-          .. number
-          .. ' '
-          .. as
-          .. ' '
-          .. engine
-          .. '\n'
+        local words = table.concat({ lease, number, as, engine }, ' ')
+        wakes[demand.holder] = (wakes[demand.holder] or '') .. words .. '\n'
         most, free, passed = most - 1, free - 1, { warm = 0, cold = 0 }
         cold_full = room(total, 'cold', live(fleet.prefix .. 'pool:cold', fleet.now)) <= 0
       end
@@ -485,12 +465,12 @@ if expiry and tonumber(expiry) > fleet.now then
   end
 end
 local cap = caps(limits, tenant)
-local in_line = redis.call('HLEN', waiting)
+local in_line = fleet.waiting > 0 and redis.call('HLEN', waiting) or 0
 if fleet.learning_ms > 0 then
   return { 'LEARNING', fleet.epoch, fleet.grant, fleet.learning_ms }
 elseif not cap then
   return { 'CLOSED', fleet.epoch, fleet.grant }
-elseif redis.call('HEXISTS', waiting, lease) == 1 then
+elseif in_line > 0 and redis.call('HEXISTS', waiting, lease) == 1 then
   return { 'QUEUED', fleet.epoch, fleet.grant, in_line }
 end
 

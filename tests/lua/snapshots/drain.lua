@@ -74,7 +74,22 @@ local function open_fleet(meta, nonce, tick_ms, learning_ms)
     epoch = epoch,
     grant = tonumber(grant) or 0,
     learning_ms = math.max(0, (tonumber(learning_until) or 0) - clock),
+    -- Without anybody in line nothing of the line need be looked at.
+    waiting = redis.call('HLEN', prefix .. 'line:waiting'),
   }
+end
+-- named(names, values) -> list. name, value, name, value ...: what HSET and XADD take
+local function named(names, values)
+  local words = {}
+  for name in string.gmatch(names, '%S+') do
+    words[#words + 1] = name
+    words[#words + 1] = values[(#words + 1) / 2]
+  end
+  return words
+end
+-- note(events, names, values) -> nothing. adds one entry to an event stream, which forgets its oldest
+local function note(events, names, values)
+  redis.call('XADD', events, 'MAXLEN', '~', 10000, '*', unpack(named(names, values)))
 end
 
 local meta, gateways, draining, events = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
@@ -88,26 +103,7 @@ if not session or tonumber(session) <= fleet.now then
 end
 local changed = redis.call('SADD', draining, holder)
 if changed == 1 then
-  redis.call(
-    'XADD',
-    events,
-    'MAXLEN',
-    '~',
-    10000,
-    '*',
-    'kind',
-    'drain',
-    'who',
-    who,
-    'holder',
-    holder,
-    'field',
-    'state',
-    'old',
-    'serving',
-    'new',
-    'draining'
-  )
+  note(events, 'kind who holder field old new', { 'drain', who, holder, 'state', 'serving', 'draining' })
 end
 redis.call('PUBLISH', fleet.prefix .. 'line:wake:' .. holder, fleet.epoch .. '\n* 0 cut drain')
 return { 'DRAINING', fleet.epoch, fleet.grant, changed }

@@ -80,7 +80,22 @@ local function open_fleet(meta, nonce, tick_ms, learning_ms)
     epoch = epoch,
     grant = tonumber(grant) or 0,
     learning_ms = math.max(0, (tonumber(learning_until) or 0) - clock),
+    -- Without anybody in line nothing of the line need be looked at.
+    waiting = redis.call('HLEN', prefix .. 'line:waiting'),
   }
+end
+-- named(names, values) -> list. name, value, name, value ...: what HSET and XADD take
+local function named(names, values)
+  local words = {}
+  for name in string.gmatch(names, '%S+') do
+    words[#words + 1] = name
+    words[#words + 1] = values[(#words + 1) / 2]
+  end
+  return words
+end
+-- note(events, names, values) -> nothing. adds one entry to an event stream, which forgets its oldest
+local function note(events, names, values)
+  redis.call('XADD', events, 'MAXLEN', '~', 10000, '*', unpack(named(names, values)))
 end
 -- live(pool, now) -> integer. the one way to count: members whose lease is not past, so no reaper is needed
 local function live(pool, now)
@@ -101,12 +116,12 @@ local function caps(limits, tenant)
     total = total,
     cold = tonumber(cold) or 0,
     tenant = tonumber(own) or tonumber(default) or total,
-    shadow = ' ' .. string.gsub(shadow or '', '[^a-z]', ' ') .. ' ',
+    shadow = shadow and ' ' .. string.gsub(shadow, '[^a-z]', ' ') .. ' ',
   }
 end
 -- room(cap, kind, in_use) -> integer. free places of one pool; a watched pool always has one more
 local function room(cap, kind, in_use)
-  if string.find(cap.shadow, ' ' .. kind .. ' ', 1, true) then
+  if cap.shadow and string.find(cap.shadow, ' ' .. kind .. ' ', 1, true) then
     return math.huge
   end
   return cap[kind] - in_use
@@ -119,9 +134,6 @@ end
 -- below.
 local function stand(fleet, limits, tenant)
   local line = fleet.prefix .. 'line:'
-  if redis.call('EXISTS', line .. 'waiting', line .. 'tenants') == 0 then
-    return
-  end
   local cap, weight = caps(limits, tenant), tonumber(redis.call('HGET', limits, 'weight:' .. tenant)) or 1
   local in_use = live(fleet.prefix .. 'pool:tenant:' .. tenant, fleet.now)
   local share = math.min(math.floor(in_use * 1024 / math.max(weight, 0.001)), 1048575)
@@ -212,29 +224,9 @@ for _, candidate in ipairs(candidates) do
       holder = waits.holder
       stand(fleet, limits, step_out(fleet, candidate))
     end
-    redis.call(
-      'XADD',
-      events,
-      'MAXLEN',
-      '~',
-      10000,
-      '*',
-      'kind',
-      'revoked',
-      'lease',
-      candidate,
-      'tenant',
-      owner or waits.tenant,
-      'reason',
-      reason,
-      'who',
-      who
-    )
-    redis.call(
-      'PUBLISH',
-      fleet.prefix .. 'line:wake:' .. holder,
-      fleet.epoch .. '\n' .. candidate .. ' 0 cut ' .. reason
-    )
+    note(events, 'kind lease tenant reason who', { 'revoked', candidate, owner or waits.tenant, reason, who })
+    local words = fleet.epoch .. '\n' .. candidate .. ' 0 cut ' .. reason
+    redis.call('PUBLISH', fleet.prefix .. 'line:wake:' .. holder, words)
     return { 'REVOKED', fleet.epoch, fleet.grant, candidate, where }
   end
 end

@@ -2,8 +2,8 @@
 --[[
   set_key: give a tenant a key, or revoke one.
 
-  Only the key's SHA-256 is kept, with its last four characters and the time for people to tell keys apart. A
-  revoked key stays as an empty value, so that no older file brings it back. Every gateway sees the new revision
+  Only the SHA-256 of the key is kept, with its last four characters and the time, for people. A
+  revoked key stays as an empty value, so that no older file revives it. Every gateway sees the new revision
   with its next look. Idempotent. Cost: O(K) for K keys of all tenants when one is revoked, else O(1).
 
   KEYS
@@ -23,28 +23,22 @@
     UNKNOWN  epoch  revision             there is no such tenant, or it has no such key
 ]]
 
--- log_change(events, kind, who, tenant, field, old, new) -> nothing. one line of history, capped like all of it
+-- named(names, values) -> list. name, value, name, value ...: what HSET and XADD take
+local function named(names, values)
+  local words = {}
+  for name in string.gmatch(names, '%S+') do
+    words[#words + 1] = name
+    words[#words + 1] = values[(#words + 1) / 2]
+  end
+  return words
+end
+-- note(events, names, values) -> nothing. adds one entry to an event stream, which forgets its oldest
+local function note(events, names, values)
+  redis.call('XADD', events, 'MAXLEN', '~', 10000, '*', unpack(named(names, values)))
+end
+-- log_change(events, kind, who, tenant, field, old, new) -> nothing. one line of history
 local function log_change(events, kind, who, tenant, field, old, new)
-  redis.call(
-    'XADD',
-    events,
-    'MAXLEN',
-    '~',
-    10000,
-    '*',
-    'kind',
-    kind,
-    'who',
-    who,
-    'tenant',
-    tenant,
-    'field',
-    field,
-    'old',
-    old,
-    'new',
-    new
-  )
+  note(events, 'kind who tenant field old new', { kind, who, tenant, field, old, new })
 end
 
 local keys, tenants, events = KEYS[1], KEYS[2], KEYS[3]

@@ -81,7 +81,22 @@ local function open_fleet(meta, nonce, tick_ms, learning_ms)
     epoch = epoch,
     grant = tonumber(grant) or 0,
     learning_ms = math.max(0, (tonumber(learning_until) or 0) - clock),
+    -- Without anybody in line nothing of the line need be looked at.
+    waiting = redis.call('HLEN', prefix .. 'line:waiting'),
   }
+end
+-- named(names, values) -> list. name, value, name, value ...: what HSET and XADD take
+local function named(names, values)
+  local words = {}
+  for name in string.gmatch(names, '%S+') do
+    words[#words + 1] = name
+    words[#words + 1] = values[(#words + 1) / 2]
+  end
+  return words
+end
+-- note(events, names, values) -> nothing. adds one entry to an event stream, which forgets its oldest
+local function note(events, names, values)
+  redis.call('XADD', events, 'MAXLEN', '~', 10000, '*', unpack(named(names, values)))
 end
 -- live(pool, now) -> integer. the one way to count: members whose lease is not past, so no reaper is needed
 local function live(pool, now)
@@ -108,12 +123,12 @@ local function caps(limits, tenant)
     total = total,
     cold = tonumber(cold) or 0,
     tenant = tonumber(own) or tonumber(default) or total,
-    shadow = ' ' .. string.gsub(shadow or '', '[^a-z]', ' ') .. ' ',
+    shadow = shadow and ' ' .. string.gsub(shadow, '[^a-z]', ' ') .. ' ',
   }
 end
 -- room(cap, kind, in_use) -> integer. free places of one pool; a watched pool always has one more
 local function room(cap, kind, in_use)
-  if string.find(cap.shadow, ' ' .. kind .. ' ', 1, true) then
+  if cap.shadow and string.find(cap.shadow, ' ' .. kind .. ' ', 1, true) then
     return math.huge
   end
   return cap[kind] - in_use
@@ -126,9 +141,6 @@ end
 -- below.
 local function stand(fleet, limits, tenant)
   local line = fleet.prefix .. 'line:'
-  if redis.call('EXISTS', line .. 'waiting', line .. 'tenants') == 0 then
-    return
-  end
   local cap, weight = caps(limits, tenant), tonumber(redis.call('HGET', limits, 'weight:' .. tenant)) or 1
   local in_use = live(fleet.prefix .. 'pool:tenant:' .. tenant, fleet.now)
   local share = math.min(math.floor(in_use * 1024 / math.max(weight, 0.001)), 1048575)
@@ -288,7 +300,7 @@ end
 -- cannot run; false: somebody was not looked at.
 local function dispatch(fleet, limits, provisional_ms, most)
   local line = fleet.prefix .. 'line:'
-  if fleet.learning_ms > 0 or redis.call('EXISTS', line .. 'waiting') == 0 then
+  if fleet.learning_ms > 0 or fleet.waiting == 0 then
     return true
   end
   local looks, rounds, complete = 200, 8, true
@@ -354,15 +366,8 @@ local function dispatch(fleet, limits, provisional_ms, most)
         step_out(fleet, lease)
         local number = grant(fleet, demand, engine, as, provisional_ms)
         stand(fleet, limits, tenant)
-        wakes[demand.holder] = (wakes[demand.holder] or '')
-          .. lease
-          .. ' '
-          .. number
-          .. ' '
-          .. as
-          .. ' '
-          .. engine
-          .. '\n'
+        local words = table.concat({ lease, number, as, engine }, ' ')
+        wakes[demand.holder] = (wakes[demand.holder] or '') .. words .. '\n'
         most, free, passed = most - 1, free - 1, { warm = 0, cold = 0 }
         cold_full = room(total, 'cold', live(fleet.prefix .. 'pool:cold', fleet.now)) <= 0
       end
@@ -437,24 +442,7 @@ for i = fields, #ARGV, 2 do
     redis.call('HSET', limits, field, new)
     changed = changed + 1
     if mode ~= 'seed' then
-      redis.call(
-        'XADD',
-        events,
-        'MAXLEN',
-        '~',
-        10000,
-        '*',
-        'kind',
-        'limit_' .. mode,
-        'who',
-        who,
-        'field',
-        field,
-        'old',
-        old or '',
-        'new',
-        new
-      )
+      note(events, 'kind who field old new', { 'limit_' .. mode, who, field, old or '', new })
     end
   end
 end

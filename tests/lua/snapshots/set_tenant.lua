@@ -22,28 +22,22 @@
     UNKNOWN  epoch  revision             there is no such tenant to remove
 ]]
 
--- log_change(events, kind, who, tenant, field, old, new) -> nothing. one line of history, capped like all of it
+-- named(names, values) -> list. name, value, name, value ...: what HSET and XADD take
+local function named(names, values)
+  local words = {}
+  for name in string.gmatch(names, '%S+') do
+    words[#words + 1] = name
+    words[#words + 1] = values[(#words + 1) / 2]
+  end
+  return words
+end
+-- note(events, names, values) -> nothing. adds one entry to an event stream, which forgets its oldest
+local function note(events, names, values)
+  redis.call('XADD', events, 'MAXLEN', '~', 10000, '*', unpack(named(names, values)))
+end
+-- log_change(events, kind, who, tenant, field, old, new) -> nothing. one line of history
 local function log_change(events, kind, who, tenant, field, old, new)
-  redis.call(
-    'XADD',
-    events,
-    'MAXLEN',
-    '~',
-    10000,
-    '*',
-    'kind',
-    kind,
-    'who',
-    who,
-    'tenant',
-    tenant,
-    'field',
-    field,
-    'old',
-    old,
-    'new',
-    new
-  )
+  note(events, 'kind who tenant field old new', { kind, who, tenant, field, old, new })
 end
 
 local keys, tenants, events = KEYS[1], KEYS[2], KEYS[3]

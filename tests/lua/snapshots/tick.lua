@@ -8,7 +8,7 @@
   Cost: O(L log N + D log N + W) for L leases and W waiters of this call, N live, D <= 32 overdue; a dispatch.
 
   KEYS
-    1  meta      hash     epoch, clock, last, learning_until, grant
+    1  meta      hash     epoch, clock, last, learning_until, grant, gap, sampled_at, sampled_grant
     2  limits    hash     total, cold, tenant_default, tenant:T, weight:T, engine:E, shadow
     3  total     zset     lease -> expiry on the lease clock, ms
     4  cold      zset     the same, cold places only
@@ -89,6 +89,8 @@ local function open_fleet(meta, nonce, tick_ms, learning_ms)
     epoch = epoch,
     grant = tonumber(grant) or 0,
     learning_ms = math.max(0, (tonumber(learning_until) or 0) - clock),
+    -- Without anybody in line nothing of the line need be looked at.
+    waiting = redis.call('HLEN', prefix .. 'line:waiting'),
   }
 end
 -- live(pool, now) -> integer. the one way to count: members whose lease is not past, so no reaper is needed
@@ -116,12 +118,12 @@ local function caps(limits, tenant)
     total = total,
     cold = tonumber(cold) or 0,
     tenant = tonumber(own) or tonumber(default) or total,
-    shadow = ' ' .. string.gsub(shadow or '', '[^a-z]', ' ') .. ' ',
+    shadow = shadow and ' ' .. string.gsub(shadow, '[^a-z]', ' ') .. ' ',
   }
 end
 -- room(cap, kind, in_use) -> integer. free places of one pool; a watched pool always has one more
 local function room(cap, kind, in_use)
-  if string.find(cap.shadow, ' ' .. kind .. ' ', 1, true) then
+  if cap.shadow and string.find(cap.shadow, ' ' .. kind .. ' ', 1, true) then
     return math.huge
   end
   return cap[kind] - in_use
@@ -149,9 +151,6 @@ end
 -- below.
 local function stand(fleet, limits, tenant)
   local line = fleet.prefix .. 'line:'
-  if redis.call('EXISTS', line .. 'waiting', line .. 'tenants') == 0 then
-    return
-  end
   local cap, weight = caps(limits, tenant), tonumber(redis.call('HGET', limits, 'weight:' .. tenant)) or 1
   local in_use = live(fleet.prefix .. 'pool:tenant:' .. tenant, fleet.now)
   local share = math.min(math.floor(in_use * 1024 / math.max(weight, 0.001)), 1048575)
@@ -176,6 +175,19 @@ local function stand(fleet, limits, tenant)
     redis.call('ZREM', line .. 'tenants', tenant)
   end
 end
+-- named(names, values) -> list. name, value, name, value ...: what HSET and XADD take
+local function named(names, values)
+  local words = {}
+  for name in string.gmatch(names, '%S+') do
+    words[#words + 1] = name
+    words[#words + 1] = values[(#words + 1) / 2]
+  end
+  return words
+end
+-- note(events, names, values) -> nothing. adds one entry to an event stream, which forgets its oldest
+local function note(events, names, values)
+  redis.call('XADD', events, 'MAXLEN', '~', 10000, '*', unpack(named(names, values)))
+end
 -- settle(fleet, limits, events, most) -> integer. drops overdue leases, `most` at a time, into the events
 --
 -- Overdue leases are counted by nobody, so how many are dropped decides only how tidy the sets are; the bound
@@ -184,43 +196,34 @@ local function settle(fleet, limits, events, most)
   local total = fleet.prefix .. 'pool:total'
   local overdue = redis.call('ZRANGEBYSCORE', total, '-inf', fleet.now, 'LIMIT', 0, most)
   for _, lease in ipairs(overdue) do
-    local tenant, engine, holder, class, acquired_at = unpack(
-      redis.call(
-        'HMGET',
-        fleet.prefix .. 'lease:' .. lease,
-        'tenant',
-        'engine',
-        'holder',
-        'class',
-        'acquired_at'
-      )
-    )
+    local record = fleet.prefix .. 'lease:' .. lease
+    local fields = redis.call('HMGET', record, 'tenant', 'engine', 'holder', 'class', 'acquired_at')
+    local tenant, engine, holder, class, acquired_at = unpack(fields)
     leave(fleet.prefix, lease, tenant, engine)
-    stand(fleet, limits, tenant or '')
-    redis.call(
-      'XADD',
-      events,
-      'MAXLEN',
-      '~',
-      10000,
-      '*',
-      'kind',
-      'reclaimed',
-      'lease',
-      lease,
-      'tenant',
-      tenant or '',
-      'holder',
-      holder or '',
-      'class',
-      class or '',
-      'engine',
-      engine or '',
-      'age_ms',
-      math.max(0, fleet.wall - (tonumber(acquired_at) or fleet.wall))
-    )
+    if fleet.waiting > 0 then
+      stand(fleet, limits, tenant or '')
+    end
+    local age_ms = math.max(0, fleet.wall - (tonumber(acquired_at) or fleet.wall))
+    local facts = { 'reclaimed', lease, tenant or '', holder or '', class or '', engine or '', age_ms }
+    note(events, 'kind lease tenant holder class engine age_ms', facts)
   end
   return #overdue
+end
+-- pace(fleet, meta, every_ms) -> nothing. measures how often a place comes free
+--
+-- Where a pool is full, each grant follows a release; so grants are what is counted, once in a while, and the
+-- scripts that grant and release do nothing for it. Without a grant the last figure stands.
+local function pace(fleet, meta, every_ms)
+  local sampled_at, sampled_grant = unpack(redis.call('HMGET', meta, 'sampled_at', 'sampled_grant'))
+  local elapsed_ms = fleet.now - (tonumber(sampled_at) or 0)
+  if elapsed_ms < every_ms then
+    return
+  end
+  local grants = fleet.grant - (tonumber(sampled_grant) or fleet.grant)
+  if grants > 0 then
+    redis.call('HSET', meta, 'gap', math.ceil(math.min(elapsed_ms / grants, 60000)))
+  end
+  redis.call('HSET', meta, 'sampled_at', fleet.now, 'sampled_grant', fleet.grant)
 end
 -- pick_engine(fleet, limits, cap, engines) -> name, full. the engine with room and the fewest live permits
 --
@@ -357,7 +360,7 @@ end
 -- cannot run; false: somebody was not looked at.
 local function dispatch(fleet, limits, provisional_ms, most)
   local line = fleet.prefix .. 'line:'
-  if fleet.learning_ms > 0 or redis.call('EXISTS', line .. 'waiting') == 0 then
+  if fleet.learning_ms > 0 or fleet.waiting == 0 then
     return true
   end
   local looks, rounds, complete = 200, 8, true
@@ -423,15 +426,8 @@ local function dispatch(fleet, limits, provisional_ms, most)
         step_out(fleet, lease)
         local number = grant(fleet, demand, engine, as, provisional_ms)
         stand(fleet, limits, tenant)
-        wakes[demand.holder] = (wakes[demand.holder] or '')
-          .. lease
-          .. ' '
-          .. number
-          .. ' '
-          .. as
-          .. ' '
-          .. engine
-          .. '\n'
+        local words = table.concat({ lease, number, as, engine }, ' ')
+        wakes[demand.holder] = (wakes[demand.holder] or '') .. words .. '\n'
         most, free, passed = most - 1, free - 1, { warm = 0, cold = 0 }
         cold_full = room(total, 'cold', live(fleet.prefix .. 'pool:cold', fleet.now)) <= 0
       end
@@ -486,6 +482,7 @@ local waiters = leases + lease_count * width
 
 local fleet = open_fleet(meta, nonce, tick_ms, learning_ms)
 redis.call('HSET', meta, 'tick_ms', tick_ms)
+pace(fleet, meta, tick_ms)
 
 -- A gateway that missed three ticks counts as gone; its name may be many incarnations old.
 redis.call('ZADD', gateways, fleet.now + 3 * tick_ms, holder)
@@ -524,20 +521,7 @@ if #ids > 0 then
     -- Overdue is missing too: its place may have been granted to somebody else since.
     if not scores[n] or tonumber(scores[n]) <= fleet.now then
       missing[#missing + 1] = lease
-      redis.call(
-        'XADD',
-        events,
-        'MAXLEN',
-        '~',
-        10000,
-        '*',
-        'kind',
-        'reasserted',
-        'lease',
-        lease,
-        'holder',
-        holder
-      )
+      note(events, 'kind lease holder', { 'reasserted', lease, holder })
     end
   end
   for n, record in ipairs(records) do
@@ -548,24 +532,9 @@ if #ids > 0 then
     -- A whole record has eight fields. One that lost any of them is written again.
     local fields = redis.call('HLEN', record)
     if fields < 8 then
-      redis.call(
-        'HSET',
-        record,
-        'request_id',
-        ARGV[i + 1],
-        'tenant',
-        ARGV[i + 2],
-        'class',
-        ARGV[i + 3],
-        'engine',
-        engine,
-        'holder',
-        holder,
-        'phase',
-        ARGV[i + 5],
-        'acquired_at',
-        ARGV[i + 6]
-      )
+      local facts = { ARGV[i + 1], ARGV[i + 2], ARGV[i + 3], engine, holder, ARGV[i + 5], ARGV[i + 6] }
+      local names = 'request_id tenant class engine holder phase acquired_at'
+      redis.call('HSET', record, unpack(named(names, facts)))
       redis.call('HSETNX', record, 'grant', 0)
     elseif ARGV[i + 8] == '1' then
       redis.call('HSET', record, 'phase', ARGV[i + 5])
@@ -593,17 +562,11 @@ for i = waiters, #ARGV do
     gone[#gone + 1] = ARGV[i]
   end
 end
-local reply = {
-  'TICKED',
-  fleet.epoch,
-  fleet.grant,
-  fleet.now,
-  fleet.learning_ms,
-  live(gateways, fleet.now),
-  #missing,
-  #cut / 2,
-  #granted,
-}
+local alive = live(gateways, fleet.now)
+local reply = { 'TICKED', fleet.epoch, fleet.grant, fleet.now, fleet.learning_ms, alive }
+for _, count in ipairs({ #missing, #cut / 2, #granted }) do
+  reply[#reply + 1] = count
+end
 for _, list in ipairs({ missing, cut }) do
   for _, word in ipairs(list) do
     reply[#reply + 1] = word
