@@ -1,4 +1,4 @@
--- log_change(events, kind, who, tenant, field, old, new) -> nothing. one line of history, capped like all of it
+-- log_change(events, kind, who, tenant, field, old, new) -> nothing. one line of history, capped like all
 local function log_change(events, kind, who, tenant, field, old, new)
   redis.call(
     'XADD',
