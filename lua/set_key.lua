@@ -2,9 +2,10 @@
 --[[
   set_key: give a tenant a key, or revoke one.
 
-  Only the SHA-256 of the key is kept, with its last four characters and the time, for people. A
-  revoked key stays as an empty value, so that no older file revives it. Every gateway sees the new revision
-  with its next look. Idempotent. Cost: O(K) for K keys of all tenants when one is revoked, else O(1).
+  Only the key's SHA-256 is kept, with its last four characters and the time for people to tell keys apart.
+  A revoked key stays as an empty value, so that no older file brings it back. Every gateway sees
+  the new revision with its next look. Idempotent. Cost: O(K) for K keys of all tenants when one is
+  revoked, else O(1).
 
   KEYS
     1  keys     hash    SHA-256 in hex -> tenant; #tenant:T, #key:ID, #epoch and #revision

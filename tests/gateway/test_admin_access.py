@@ -163,7 +163,7 @@ WRONG_CALLS: Final[list[tuple[str, str, Any, int]]] = [
     ("PUT", "/tenants/acme", {"quotas": {"nope": 1}}, 404),
     ("PUT", "/tenants/acme", {"weight": 7, "quotas": {"demo": -1}}, 400),
     ("PUT", "/tenants/acme", {"weight": 0}, 400),
-    ("PUT", "/tenants/acme", {"weight": 7, "wieght": 1}, 400),
+    ("PUT", "/tenants/acme", {"weight": 7, "wait": 1}, 400),
     ("PUT", "/tenants/a%20b", {"weight": 7}, 400),
     ("PUT", "/tenants/total", {"weight": 7}, 400),
     ("PUT", f"/tenants/{'x' * 65}", {"weight": 7}, 400),
