@@ -17,12 +17,17 @@ from services.gateway.refusals import (
 from services.permits.errors import REFUSAL_CODES, Refused, Unavailable
 
 
-@pytest.mark.parametrize("code", sorted(REFUSAL_CODES))
+@pytest.mark.parametrize("code", sorted(REFUSAL_CODES - {"forbidden"}))
 def test_every_refusal_of_the_library_has_a_status_and_a_wait(code: str) -> None:
     refusal = refusal_of(Refused(code, pool="total", in_use=4, limit=4))  # type: ignore[arg-type]
     assert refusal.status in (429, 503)
     assert refusal.retry_after_s is not None
     assert 1 <= refusal.retry_after_s <= 60
+
+
+def test_who_was_ended_in_line_is_not_asked_to_come_back() -> None:
+    refusal = refusal_of(Refused("forbidden", message="the request was ended while it waited: revoked"))
+    assert (refusal.status, refusal.retry_after_s) == (403, None)
 
 
 def test_the_envelope_is_openais() -> None:
