@@ -59,6 +59,9 @@ RETRY_AFTER_MAX_S: Final = 60
 _WAIT_S: Final = 2.0
 # How far one measured hold moves the average: about the last ten requests count.
 _EWMA_WEIGHT: Final = 0.1
+# Turns lie closer together than places come free: whoever finds none is only refused again, and whole
+# seconds make people come in bunches; a place that nobody came for is lost.
+_TURN_SHARE: Final = 0.5
 _SERVER_ERROR: Final = 500
 
 
@@ -133,7 +136,7 @@ class Pace:
         gap_s = refused.gap_ms / 1000 or self._hold_s / max(1, refused.limit)
         now_s = monotonic()
         behind_line_s = now_s + gap_s * (refused.waiting + 1)
-        turn_s = max(behind_line_s, self._turn_s + gap_s * max(1, gateways))
+        turn_s = max(behind_line_s, self._turn_s + gap_s * max(1, gateways) * _TURN_SHARE)
         if turn_s - now_s > RETRY_AFTER_MAX_S:
             return RETRY_AFTER_MAX_S * random.uniform(0.5, 1.0)
         self._turn_s = turn_s
