@@ -1,7 +1,7 @@
 """Refused clients who come back exactly when they were told to are all served, and soon.
 
-Time runs ten times as fast: a hold of 2 s takes 0.2 s here, a Retry-After of 5 s is slept 0.5 s, and the clock
-of the gateways' turns runs ten times as fast too. Redis measures the real gaps, so they are shown times ten.
+Time runs ten times as fast: a hold of 2 s takes 0.2 s here, a Retry-After of 5 s is slept 0.5 s, and the
+clock of the gateways' turns runs ten times as fast too. What Redis measured is shown to them times ten.
 """
 
 from __future__ import annotations

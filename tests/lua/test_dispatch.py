@@ -14,14 +14,6 @@ from tests.lua.line import G1, G2, Line
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    import redis
-
-
-@pytest.fixture
-def line(client: redis.Redis) -> Line:
-    """One place, two gateways, nobody in line."""
-    return Line(client)
-
 
 # --- who frees
 

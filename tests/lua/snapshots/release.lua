@@ -435,16 +435,18 @@ local nonce, tick_ms, learning_ms = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]
 local provisional_ms, leases, width = tonumber(ARGV[4]), 5, 3
 
 local fleet = open_fleet(meta, nonce, tick_ms, learning_ms)
-local returned = 0
+local returned, longest_ms = 0, 0
 for i = leases, #ARGV, width do
   local lease, tenant, engine = ARGV[i], ARGV[i + 1], ARGV[i + 2]
   -- The caller's engine may be unknown, or from before a move whose answer is still on its way.
-  local known = redis.call('HGET', fleet.prefix .. 'lease:' .. lease, 'engine')
+  local known, acquired_at =
+    unpack(redis.call('HMGET', fleet.prefix .. 'lease:' .. lease, 'engine', 'acquired_at'))
   if known and engine ~= '' and engine ~= known then
     redis.call('ZREM', fleet.prefix .. 'pool:engine:' .. engine, lease)
   end
   if leave(fleet.prefix, lease, tenant, known or engine) then
     returned = returned + 1
+    longest_ms = math.max(longest_ms, fleet.wall - (tonumber(acquired_at) or fleet.wall))
     stand(fleet, limits, tenant)
   else
     local left = step_out(fleet, lease)
@@ -454,11 +456,15 @@ for i = leases, #ARGV, width do
   end
 end
 if returned > 0 then
-  -- How often a place comes free, for those who are told when to come back.
+  -- How often a place comes free, for those who are told when to come back. While all are taken one comes
+  -- free at least once per hold; what is longer was idle time, which says nothing of a full fleet.
   local freed_at, gap = unpack(redis.call('HMGET', meta, 'freed_at', 'gap'))
-  local since = math.min(fleet.now - (tonumber(freed_at) or fleet.now), 60000) / returned
-  gap = gap and tonumber(gap) + (since - tonumber(gap)) / 8 or since
-  redis.call('HSET', meta, 'freed_at', fleet.now, 'gap', string.format('%.0f', gap))
+  freed_at, gap = tonumber(freed_at), tonumber(gap)
+  redis.call('HSET', meta, 'freed_at', fleet.now)
+  if freed_at then
+    local since = math.min(fleet.now - freed_at, longest_ms, 60000) / returned
+    redis.call('HSET', meta, 'gap', string.format('%.0f', gap and gap + (since - gap) / 8 or since))
+  end
 end
 settle(fleet, limits, events, 32)
 dispatch(fleet, limits, provisional_ms, 128)
