@@ -120,6 +120,7 @@ class Pace:
     def __init__(self) -> None:
         """Start from a guess until the first request has ended."""
         self._hold_s = _WAIT_S
+        self._gap_s = 0.0
         self._turn_s = 0.0
 
     def held(self, seconds: float) -> None:
@@ -133,7 +134,9 @@ class Pace:
         those refused together neither return together nor leave places idle. Turns that nobody takes up cost
         nothing: they pass like time.
         """
-        gap_s = refused.gap_ms / 1000 or self._hold_s / max(1, refused.limit)
+        # Who waited in vain was not told the gap; the last one that anybody was told is near enough.
+        self._gap_s = refused.gap_ms / 1000 or self._gap_s
+        gap_s = self._gap_s or self._hold_s / max(1, refused.limit)
         now_s = monotonic()
         behind_line_s = now_s + gap_s * (refused.waiting + 1)
         turn_s = max(behind_line_s, self._turn_s + gap_s * max(1, gateways) * _TURN_SHARE)

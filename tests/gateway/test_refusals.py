@@ -59,6 +59,13 @@ def test_turns_begin_behind_those_who_stand_in_line() -> None:
     assert 0.8 * 22 - 1 <= waits_of(paced(1), 1, refused)[0] <= 1.2 * 22 + 1
 
 
+def test_one_whose_patience_ended_is_told_by_the_gap_last_heard_of() -> None:
+    """Nobody asked Redis at that moment; a whole hold would be far too long with many places."""
+    pace = paced(50)
+    waits_of(pace, 1, Refused("line_full", pool="line", in_use=5, limit=5, gap_ms=2000))
+    assert waits_of(pace, 1, Refused("queue_timeout", pool="line"))[0] <= 4
+
+
 def test_other_gateways_send_people_away_too() -> None:
     """Three replicas that refuse alike name every third turn each: together they fill them all."""
     last_s = waits_of(paced(10), 6, gateways=3)[-1]
