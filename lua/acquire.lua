@@ -9,7 +9,7 @@
   Cost: O(E (log N + P) + D log N) for E engines, P prefixes, N live and D <= 32 overdue leases; a dispatch.
 
   KEYS
-    1  meta          hash     epoch, clock, last, learning_until, grant, ticket, gap
+    1  meta          hash     epoch, clock, last, learning_until, grant, ticket
     2  limits        hash     total, cold, tenant_default, tenant:T, weight:T, engine:E, line_max, shadow, ...
     3  total         zset     lease -> expiry on the lease clock, ms
     4  tenant_pool   zset     the same, this tenant only
@@ -33,7 +33,7 @@
   RETURNS
     GRANTED   epoch  grant  class  engine
     QUEUED    epoch  grant  waiting                                  it stands in line, with so many
-    FULL      epoch  grant  pool  in_use  limit  waiting  gap_ms     one full pool, or `line`; most specific
+    FULL      epoch  grant  pool  in_use  limit  waiting             one full pool, or `line`; most specific
     LEARNING  epoch  grant  left_ms                                  holders get time to re-assert first
     CLOSED    epoch  grant                                           the fleet has no limits
 ]]
@@ -146,5 +146,4 @@ if patience_ms > 0 and cap.tenant > 0 then
     limit = in_line < line_max and tenant_max or line_max,
   }
 end
-local gap_ms = tonumber(redis.call('HGET', meta, 'gap')) or 0
-return { 'FULL', fleet.epoch, fleet.grant, full.name, full.live, full.limit, in_line, gap_ms }
+return { 'FULL', fleet.epoch, fleet.grant, full.name, full.live, full.limit, in_line }

@@ -8,7 +8,7 @@
   Cost: O(L log N + D log N + W) for L leases and W waiters of this call, N live, D <= 32 overdue; a dispatch.
 
   KEYS
-    1  meta      hash     epoch, clock, last, learning_until, grant, gap, sampled_at, sampled_grant
+    1  meta      hash     epoch, clock, last, learning_until, grant
     2  limits    hash     total, cold, tenant_default, tenant:T, weight:T, engine:E, shadow
     3  total     zset     lease -> expiry on the lease clock, ms
     4  cold      zset     the same, cold places only
@@ -47,7 +47,6 @@
 -- @include named
 -- @include note
 -- @include settle
--- @include pace
 -- @include pick_engine
 -- @include seat
 -- @include waiter
@@ -66,7 +65,6 @@ local waiters = leases + lease_count * width
 
 local fleet = open_fleet(meta, nonce, tick_ms, learning_ms)
 redis.call('HSET', meta, 'tick_ms', tick_ms)
-pace(fleet, meta, tick_ms)
 
 -- A gateway that missed three ticks counts as gone; its name may be many incarnations old.
 redis.call('ZADD', gateways, fleet.now + 3 * tick_ms, holder)

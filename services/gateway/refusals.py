@@ -59,6 +59,9 @@ RETRY_AFTER_MAX_S: Final = 60
 _WAIT_S: Final = 2.0
 # How far one measured hold moves the average: about the last ten requests count.
 _EWMA_WEIGHT: Final = 0.1
+# Turns lie closer together than places come free: whoever finds none is only refused again, and whole
+# seconds make people come in bunches; a place that nobody came for is lost.
+_TURN_SHARE: Final = 0.5
 _SERVER_ERROR: Final = 500
 
 
@@ -123,17 +126,20 @@ class Pace:
         """Take in how long one permit was held."""
         self._hold_s += _EWMA_WEIGHT * (seconds - self._hold_s)
 
-    def wait_s(self, refused: Refused, gateways: int) -> float:
+    def wait_s(self, refused: Refused, *, gateways: int, total: int) -> float:
         """Return when to come back: behind those in line, and behind those this gateway sent away before.
+
+        A pool that stays full frees a place once per hold and place: what is measured is the hold.
 
         Each refusal gets a turn of its own, as far apart as places come free over the whole fleet, so that
         those refused together neither return together nor leave places idle. Turns that nobody takes up cost
         nothing: they pass like time.
         """
-        gap_s = refused.gap_ms / 1000 or self._hold_s / max(1, refused.limit)
+        places = total if refused.pool == "line" else refused.limit
+        gap_s = self._hold_s / max(1, places)
         now_s = monotonic()
         behind_line_s = now_s + gap_s * (refused.waiting + 1)
-        turn_s = max(behind_line_s, self._turn_s + gap_s * max(1, gateways))
+        turn_s = max(behind_line_s, self._turn_s + gap_s * max(1, gateways) * _TURN_SHARE)
         if turn_s - now_s > RETRY_AFTER_MAX_S:
             return RETRY_AFTER_MAX_S * random.uniform(0.5, 1.0)
         self._turn_s = turn_s
@@ -141,16 +147,23 @@ class Pace:
 
 
 def refusal_of(
-    error: NotServed | Refused | Unavailable, pace: Pace | None = None, gateways: int = 1
+    error: NotServed | Refused | Unavailable,
+    pace: Pace | None = None,
+    *,
+    gateways: int = 1,
+    total: int = 1,
 ) -> Refusal:
-    """Turn any expected no into what the caller gets."""
+    """Turn any expected no into what the caller gets.
+
+    `pace`, how many `gateways` live and the `total` limit are those of the fleet that was asked.
+    """
     match error:
         case NotServed():
             return _refusal(error.code, error.message, _WAIT_S, close=error.close)
         case Refused(wait_ms=wait_ms) if wait_ms > 0:
             return _refusal(error.code, str(error), wait_ms / 1000)
         case Refused():
-            wait_s = pace.wait_s(error, gateways) if pace and error.pool else _WAIT_S
+            wait_s = pace.wait_s(error, gateways=gateways, total=total) if pace and error.pool else _WAIT_S
             return _refusal(error.code, str(error), wait_s)
         case Unavailable():
             return _refusal(

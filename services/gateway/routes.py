@@ -116,7 +116,12 @@ class DataPlane:
     ) -> None:
         fleet = trip.fleet
         view = self._gate.view(fleet.name) if fleet else None
-        refusal = refusal_of(no, fleet.pace if fleet else None, view.gateways if view else 1)
+        refusal = refusal_of(
+            no,
+            fleet.pace if fleet else None,
+            gateways=view.gateways if view else 1,
+            total=view.limits.get("total", 1) if view else 1,
+        )
         await trip.refuse(refusal.code)
         await send_refusal(refusal, trip, receive, send)
 

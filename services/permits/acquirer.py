@@ -245,10 +245,8 @@ class Acquirer:
 
     def _refusal(self, fleet: str, answer: Full | Learning | Closed) -> Refused:
         match answer:
-            case Full(pool=pool, in_use=in_use, limit=limit, waiting=waiting, gap_ms=gap_ms):
-                refused = Refused(
-                    _code_of(pool), pool=pool, in_use=in_use, limit=limit, waiting=waiting, gap_ms=gap_ms
-                )
+            case Full(pool=pool, in_use=in_use, limit=limit, waiting=waiting):
+                refused = Refused(_code_of(pool), pool=pool, in_use=in_use, limit=limit, waiting=waiting)
             case Learning(left_ms=left_ms):
                 message = (
                     f"fleet {fleet} is finding out what runs after Redis lost its data; {left_ms} ms left"

@@ -37,7 +37,7 @@ class Refused(PermitError):
     `pool` names the pool that was full ("total", "cold", "tenant:acme", "engine:e1"; empty when no
     pool is the reason), `in_use` and `limit` its figures at that instant. `wait_ms` is how long the
     reason is known to last (the rest of a learning window), 0 when nobody can know. `waiting` is how many
-    stand in line, `gap_ms` how often a place comes free (0: not known yet).
+    stand in line.
     """
 
     def __init__(
@@ -49,7 +49,6 @@ class Refused(PermitError):
         limit: int = 0,
         wait_ms: int = 0,
         waiting: int = 0,
-        gap_ms: int = 0,
         message: str = "",
     ) -> None:
         """Keep the figures; the message defaults to a sentence made from them."""
@@ -59,7 +58,6 @@ class Refused(PermitError):
         self.limit = limit
         self.wait_ms = wait_ms
         self.waiting = waiting
-        self.gap_ms = gap_ms
         in_line = f", {waiting} in line" if waiting else ""
         super().__init__(message or f"{code}: pool {pool} is at {in_use} of {limit}{in_line}")
 

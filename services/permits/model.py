@@ -80,9 +80,8 @@ class Full:
     in_use: int
     limit: int
     stamp: Stamp
-    # How many stand in line, and how often a place comes free.
+    # How many stand in line.
     waiting: int = 0
-    gap_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)

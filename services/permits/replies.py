@@ -21,6 +21,8 @@ from services.permits.model import (
 )
 
 _RECLAIM_WIDTH: Final = 6
+# A move does not say who stands in line.
+_FULL_WIDTH: Final = 6
 
 
 def _stamp(reply: list[Any]) -> Stamp:
@@ -32,14 +34,9 @@ def _granted(reply: list[Any]) -> Granted:
 
 
 def _full(reply: list[Any]) -> Full:
-    in_line = [int(word) for word in reply[6:8]] or [0, 0]
+    waiting = int(reply[6]) if len(reply) > _FULL_WIDTH else 0
     return Full(
-        pool=reply[3],
-        in_use=int(reply[4]),
-        limit=int(reply[5]),
-        stamp=_stamp(reply),
-        waiting=in_line[0],
-        gap_ms=in_line[1],
+        pool=reply[3], in_use=int(reply[4]), limit=int(reply[5]), stamp=_stamp(reply), waiting=waiting
     )
 
 

@@ -8,6 +8,7 @@ import pytest
 import redis
 
 from tests.lua.fleet import RawFleet
+from tests.lua.line import Line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,3 +33,9 @@ def new_fleet(client: redis.Redis) -> RawFleet:
 def fleet(new_fleet: RawFleet) -> RawFleet:
     """An open fleet with more room than most tests need; `set_limits` narrows it."""
     return new_fleet.open()
+
+
+@pytest.fixture
+def line(client: redis.Redis) -> Line:
+    """A fleet with one place, two gateways that live, and nobody in line."""
+    return Line(client)

@@ -83,7 +83,7 @@ def test_a_full_pool_is_named_with_its_figures_the_most_specific_first(
     fleet.acquire("a")
     fleet.acquire("b")
     before = fleet.dump()
-    assert fleet.acquire("c") == ["FULL", fleet.meta("epoch"), 2, pool, 2, 2, 0, 0]
+    assert fleet.acquire("c") == ["FULL", fleet.meta("epoch"), 2, pool, 2, 2, 0]
     after = fleet.dump()
     for clock in ("clock", "last"):
         before[fleet.keys.meta].pop(clock)

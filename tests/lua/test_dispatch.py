@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import permutations
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,14 +13,6 @@ from tests.lua.line import G1, G2, Line
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    import redis
-
-
-@pytest.fixture
-def line(client: redis.Redis) -> Line:
-    """One place, two gateways, nobody in line."""
-    return Line(client)
 
 
 # --- who frees
@@ -282,24 +275,15 @@ def test_many_who_cannot_run_hold_up_none_who_can(line: Line) -> None:
     assert late in line.live()
 
 
-def test_those_who_need_three_places_start_with_the_last_of_them(line: Line) -> None:
-    """Total, cold and tenant, freed in all six orders, each by the end of whoever held it."""
-    for order in ("tcq", "tqc", "ctq", "cqt", "qtc", "qct"):
-        line.set_limits({"total": 3, "cold": 1, "tenant:acme": 1})
-        line.witness("e1", {"p": True})
-        holders = {
-            "c": line.run_one("other"),
-            "q": line.run_one(prefixes=("p",)),
-            "t": line.run_one("third", prefixes=("p",)),
-        }
-        # Each of the three pools is full, and lacks exactly one place.
-        line.set_limits({"total": 1, "cold": 1})
-        waiting = line.join()
-        for last, which in enumerate(order):
-            line.end(holders[which])
-            assert (waiting in line.live()) == (last == 2), order
-        line.end(waiting)
-    assert line.no_line()
+@pytest.mark.parametrize("order", list(permutations(("total", "cold", "tenant:acme"))))
+def test_one_that_needs_three_places_starts_with_the_last_of_them(line: Line, order: tuple[str, ...]) -> None:
+    """Total, cold and tenant, made free one by one in all six orders."""
+    line.set_limits(dict.fromkeys(order, 1))
+    line.run_one()
+    waiting = line.join()
+    for last, pool in enumerate(order):
+        line.set_limits({pool: 2})
+        assert (waiting in line.live()) == (last == 2)
 
 
 def test_a_held_permit_that_is_renewed_keeps_waiters_waiting(line: Line) -> None:

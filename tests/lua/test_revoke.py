@@ -2,21 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
 from tests.lua.fleet import held, told
 from tests.lua.line import G1, G2, Line
-
-if TYPE_CHECKING:
-    import redis
-
-
-@pytest.fixture
-def line(client: redis.Redis) -> Line:
-    """One place, two gateways, nobody in line."""
-    return Line(client)
 
 
 def said(line: Line) -> list[str]:

@@ -8,7 +8,7 @@
   Cost: O(L log N + D log N + W) for L leases and W waiters of this call, N live, D <= 32 overdue; a dispatch.
 
   KEYS
-    1  meta      hash     epoch, clock, last, learning_until, grant, gap, sampled_at, sampled_grant
+    1  meta      hash     epoch, clock, last, learning_until, grant
     2  limits    hash     total, cold, tenant_default, tenant:T, weight:T, engine:E, shadow
     3  total     zset     lease -> expiry on the lease clock, ms
     4  cold      zset     the same, cold places only
@@ -208,22 +208,6 @@ local function settle(fleet, limits, events, most)
     note(events, 'kind lease tenant holder class engine age_ms', facts)
   end
   return #overdue
-end
--- pace(fleet, meta, every_ms) -> nothing. measures how often a place comes free
---
--- Where a pool is full, each grant follows a release; so grants are what is counted, once in a while, and the
--- scripts that grant and release do nothing for it. Without a grant the last figure stands.
-local function pace(fleet, meta, every_ms)
-  local sampled_at, sampled_grant = unpack(redis.call('HMGET', meta, 'sampled_at', 'sampled_grant'))
-  local elapsed_ms = fleet.now - (tonumber(sampled_at) or 0)
-  if elapsed_ms < every_ms then
-    return
-  end
-  local grants = fleet.grant - (tonumber(sampled_grant) or fleet.grant)
-  if grants > 0 then
-    redis.call('HSET', meta, 'gap', math.ceil(math.min(elapsed_ms / grants, 60000)))
-  end
-  redis.call('HSET', meta, 'sampled_at', fleet.now, 'sampled_grant', fleet.grant)
 end
 -- pick_engine(fleet, limits, cap, engines) -> name, full. the engine with room and the fewest live permits
 --
@@ -482,7 +466,6 @@ local waiters = leases + lease_count * width
 
 local fleet = open_fleet(meta, nonce, tick_ms, learning_ms)
 redis.call('HSET', meta, 'tick_ms', tick_ms)
-pace(fleet, meta, tick_ms)
 
 -- A gateway that missed three ticks counts as gone; its name may be many incarnations old.
 redis.call('ZADD', gateways, fleet.now + 3 * tick_ms, holder)
