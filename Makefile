@@ -26,10 +26,10 @@ up: $(VENV)/.installed ## run everything on this machine: Redis, two gateways, a
 	@$(BIN)/tenure up $(ARGS)
 
 test: $(VENV)/.installed-dev ## run the whole test suite against a real redis-server
-	@$(BIN)/python -m pytest -n $(JOBS) --maxprocesses 8 --dist loadgroup $(ARGS)
+	@$(BIN)/python -m pytest -n $(JOBS) --maxprocesses 8 --dist loadfile $(ARGS)
 
 coverage: $(VENV)/.installed-dev ## run the tests and show the lines that none of them reached
-	@$(BIN)/python -m pytest -n $(JOBS) --maxprocesses 8 --dist loadgroup --cov --cov-report=term $(ARGS)
+	@$(BIN)/python -m pytest -n $(JOBS) --maxprocesses 8 --dist loadfile --cov --cov-report=term $(ARGS)
 
 check: check-format check-lint check-types check-imports check-spelling check-lua check-lua-style ## format, lint, types, import layers, Lua
 

@@ -31,8 +31,9 @@ STREAM: Final = Stream(tokens=None, gap_s=0.05)
 TOTAL: Final = 4
 
 
-def fleet(engine: ScriptedEngine, lost_lease: str) -> dict[str, Any]:
+def fleet(engine: ScriptedEngine, lost_lease: str, **more: Any) -> dict[str, Any]:
     return {
+        **more,
         "engines": [{"url": engine.url, "name": "e1"}],
         "fleet": {"total": TOTAL, "cold": TOTAL, "lost_lease": lost_lease},
         "budgets": LONG_BUDGETS,
@@ -59,17 +60,20 @@ async def test_a_pause_of_less_than_a_lease_loses_nothing(
 ) -> None:
     """A long garbage collection or a busy host is no reason to end anybody's stream or to admit one more."""
     engine.answer = STREAM
-    async with rig(tmp_path, redis_url, reapers=1, **fleet(engine, lost_lease)) as replicas:
+    # Longer than elsewhere: what the test itself does at the end of the pause takes time on a busy machine.
+    lease = {"ttl_ms": 6000}
+    async with rig(tmp_path, redis_url, reapers=1, **fleet(engine, lost_lease, lease=lease)) as replicas:
         ends = Ends(replicas.gateways)
         async with looking_at(replicas.configs[0]) as eye:
             with ExitStack() as opened:
                 held = await started(ends, replicas.urls[0], 3, opened)
                 held += await started(ends, replicas.urls[1], 1, opened)
+                await _all_renewed(eye, lease["ttl_ms"])
                 with frozen(replicas.gateways[:1]):
-                    await passes(0.6 * TTL_S)
+                    await passes(0.6 * lease["ttl_ms"] / 1000)
                     assert await eye.live() == TOTAL
-                    with await burst(5, replicas.urls[1:], key=replicas.key()) as others:
-                        assert dict(others.statuses) == {429: 5}
+                    with await burst(2, replicas.urls[1:], key=replicas.key()) as others:
+                        assert dict(others.statuses) == {429: 2}
                 for call in held:
                     assert await call.next_token() is not None
                 await _ticks(eye, 3)
@@ -174,6 +178,15 @@ async def _third_gets(replicas: Rig, count: int) -> None:
     """Exactly `count` of more streams that the third replica is asked for are admitted."""
     with await burst(count + 4, replicas.urls[2:], key=replicas.key()) as asked:
         assert dict(asked.statuses) == ({200: count, 429: 4} if count else {429: 4})
+
+
+async def _all_renewed(eye: Eye, ttl_ms: int) -> None:
+    """Return when every lease is a whole one: the first one of a permit is shorter, till the next tick."""
+
+    async def whole() -> bool:
+        return all(row.expires_in_ms > ttl_ms - LEASE["tick_ms"] for row in await eye.leases())
+
+    await wait_until(whole, "all were renewed")
 
 
 async def _ticks(eye: Eye, count: int) -> None:
