@@ -6,9 +6,10 @@ twice, and whoever was granted was the fairest of those who could be.
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import pytest
 from hypothesis import strategies as st
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 TIMES: Final = LeaseTimes(
     ttl_ms=6_000_000, tick_ms=1_000_000, provisional_ms=3_000_000, learning_ms=2_000_000
 )
-PATIENCE_MS: Final = (0, 1_500_000, 50_000_000)
+PATIENCE_MS: Final = (0, 1_500_000, 50_000_000, 50_000_000)
 NAMES: Final = ("g1", "g2", "g3")
 
 # Tenant, engines, prefixes.
@@ -43,8 +44,8 @@ Wish = tuple[str, tuple[str, ...], tuple[str, ...]]
 
 some_gateway = st.sampled_from(NAMES)
 some_tenant = st.sampled_from(TENANTS)
-some_engines = st.sampled_from([("e1",), ("e2",), ("e1", "e2"), ("e2", "e1")])
-small = st.integers(0, 4)
+WISHES: Final = (("e1",), ("e2",), ("e1", "e2"), ("e2", "e1"))
+some_engines = st.sampled_from(WISHES)
 
 
 @dataclass
@@ -73,8 +74,14 @@ class LineMachine(RuleBasedStateMachine):
         # Whether something happened that may leave more live than a limit allows.
         self.over = False
 
-    @initialize(total=st.integers(1, 5), cold=small, quota=st.integers(1, 3), slots=st.integers(1, 3))
-    def open(self, total: int, cold: int, quota: int, slots: int) -> None:
+    @initialize(
+        total=st.integers(2, 6),
+        cold=st.integers(1, 5),
+        quota=st.integers(2, 5),
+        slots=st.integers(1, 2),
+        crowd=st.integers(0, 10**6),
+    )
+    def open(self, total: int, cold: int, quota: int, slots: int, crowd: int) -> None:
         limits = {"total": total, "cold": cold, "tenant_default": quota, "line_max": 12}
         limits |= {"line_max_per_tenant": 6, "weight:a": 3, "weight:b": 1, "weight:c": 1}
         self.fleet.open(**limits, **{f"engine:{name}": slots for name in ENGINES})
@@ -82,6 +89,7 @@ class LineMachine(RuleBasedStateMachine):
         self.fleet.witness("e2", {"q": True}, keep_ms=10**12)
         for name in NAMES:
             self._start(name)
+        self.many(crowd=crowd, count=12)
 
     def _start(self, name: str) -> None:
         self.incarnation += 1
@@ -110,6 +118,19 @@ class LineMachine(RuleBasedStateMachine):
         if reply[0] == "FULL":
             self.ended.add(lease)
 
+    @rule(crowd=st.integers(0, 10**6), count=st.integers(2, 6))
+    def many(self, crowd: int, count: int) -> None:
+        """Some ask one after the other, for whatever the dice say: most histories need a crowd."""
+        dice = random.Random(crowd)
+        for _ in range(count):
+            self.acquire(
+                name=dice.choice(NAMES),
+                tenant=dice.choice(TENANTS),
+                engines=dice.choice(WISHES),
+                prefix=dice.choice(["", "", "p", "q"]),
+                patience_ms=dice.choice(PATIENCE_MS),
+            )
+
     def _ask(self, gateway: Gateway, lease: str, wish: Wish, patience_ms: int) -> list[Any]:
         tenant, engines, prefixes = wish
         holder = gateway.holder
@@ -127,55 +148,64 @@ class LineMachine(RuleBasedStateMachine):
             gateway.waiting[lease] = wish
         return reply
 
-    @rule(name=some_gateway, data=st.data(), times=st.integers(1, 2))
-    def end(self, name: str, data: st.DataObject, times: int) -> None:
-        running = self.gateways[name].running
-        if running:
-            lease = data.draw(st.sampled_from(sorted(running)))
-            tenant, _, engine = running.pop(lease)
-            self.ended.add(lease)
-            for _ in range(times):
-                self._call(lambda: self.fleet.release(lease, tenant=tenant, engine=engine))
+    @precondition(lambda self: self._any("running"))
+    @rule(data=st.data(), times=st.integers(1, 2))
+    def end(self, data: st.DataObject, times: int) -> None:
+        running, lease = self._one_of("running", data)
+        tenant, _, engine = running.pop(lease)
+        self.ended.add(lease)
+        for _ in range(times):
+            self._call(lambda: self.fleet.release(lease, tenant=tenant, engine=engine))
 
-    @rule(name=some_gateway, data=st.data())
-    def leave(self, name: str, data: st.DataObject) -> None:
+    @precondition(lambda self: self._any("running"))
+    @rule(data=st.data())
+    def end_another(self, data: st.DataObject) -> None:
+        self.end(data=data, times=1)
+
+    @precondition(lambda self: self._any("waiting"))
+    @rule(data=st.data())
+    def leave(self, data: st.DataObject) -> None:
         """Give up; the grant may be on its way."""
-        waiting = self.gateways[name].waiting
-        if waiting:
-            lease = data.draw(st.sampled_from(sorted(waiting)))
-            tenant, _, _ = waiting.pop(lease)
-            self.ended.add(lease)
+        waiting, lease = self._one_of("waiting", data)
+        tenant, _, _ = waiting.pop(lease)
+        self.ended.add(lease)
+        self._call(lambda: self.fleet.release(lease, tenant=tenant, engine=""))
+
+    @precondition(lambda self: self._any("waiting"))
+    @rule(data=st.data())
+    def revoke(self, data: st.DataObject) -> None:
+        """Somebody ends a waiter from afar."""
+        waiting, lease = self._one_of("waiting", data)
+        tenant, _, _ = waiting.pop(lease)
+        self.ended.add(lease)
+        if self._call(lambda: self.fleet.revoke(lease))[0:5:4] == ["REVOKED", "live"]:
             self._call(lambda: self.fleet.release(lease, tenant=tenant, engine=""))
 
-    @rule(name=some_gateway, data=st.data())
-    def revoke(self, name: str, data: st.DataObject) -> None:
-        """Somebody ends a waiter from afar."""
-        waiting = self.gateways[name].waiting
-        if waiting:
-            lease = data.draw(st.sampled_from(sorted(waiting)))
-            tenant, _, _ = waiting.pop(lease)
-            self.ended.add(lease)
-            if self._call(lambda: self.fleet.revoke(lease))[0:5:4] == ["REVOKED", "live"]:
-                self._call(lambda: self.fleet.release(lease, tenant=tenant, engine=""))
+    @precondition(lambda self: self._any("running"))
+    @rule(data=st.data())
+    def first_token(self, data: st.DataObject) -> None:
+        running, lease = self._one_of("running", data)
+        tenant, _, engine = running[lease]
+        running[lease] = (tenant, "warm", engine)
+        self._call(lambda: self.fleet.downgrade(lease))
 
-    @rule(name=some_gateway, data=st.data())
-    def first_token(self, name: str, data: st.DataObject) -> None:
-        running = self.gateways[name].running
-        if running:
-            lease = data.draw(st.sampled_from(sorted(running)))
-            tenant, _, engine = running[lease]
-            running[lease] = (tenant, "warm", engine)
-            self._call(lambda: self.fleet.downgrade(lease))
+    @precondition(lambda self: self._any("running"))
+    @rule(data=st.data(), engines=some_engines)
+    def move(self, data: st.DataObject, engines: tuple[str, ...]) -> None:
+        running, lease = self._one_of("running", data)
+        reply = self._call(lambda: self.fleet.move(lease, *engines))
+        if reply[0] == "MOVED":
+            tenant, class_, _ = running[lease]
+            running[lease] = (tenant, class_, reply[3])
 
-    @rule(name=some_gateway, data=st.data(), engines=some_engines)
-    def move(self, name: str, data: st.DataObject, engines: tuple[str, ...]) -> None:
-        running = self.gateways[name].running
-        if running:
-            lease = data.draw(st.sampled_from(sorted(running)))
-            reply = self._call(lambda: self.fleet.move(lease, *engines))
-            if reply[0] == "MOVED":
-                tenant, class_, _ = running[lease]
-                running[lease] = (tenant, class_, reply[3])
+    def _any(self, kind: Literal["running", "waiting"]) -> bool:
+        return any(getattr(gateway, kind) for gateway in self.gateways.values())
+
+    def _one_of(self, kind: Literal["running", "waiting"], data: st.DataObject) -> tuple[dict[str, Any], str]:
+        """Draw a lease that runs, or waits, and return its gateway's table with it."""
+        tables = [getattr(gateway, kind) for gateway in self.gateways.values()]
+        lease = data.draw(st.sampled_from(sorted(lease for table in tables for lease in table)))
+        return next(table for table in tables if lease in table), lease
 
     # --- gateways
 
@@ -233,7 +263,7 @@ class LineMachine(RuleBasedStateMachine):
 
     @rule(
         pool=st.sampled_from(["total", "cold", "tenant_default", "tenant:a", "engine:e1", "engine:e2"]),
-        limit=st.integers(0, 5),
+        limit=st.sampled_from([3, 2, 4, 1, 5, 0]),
     )
     def change_a_limit(self, pool: str, limit: int) -> None:
         """Live leases stay; over a lowered limit nobody starts until below."""
