@@ -34,7 +34,7 @@ pytestmark = [
 
 TOTAL = 40
 BATCH = 20
-LEASE = re.compile(rb"g1~[0-9a-f]+~\d+")
+LEASE = re.compile(rb"g1~[0-9a-f]+~[0-9A-Za-z_-]+")
 
 
 @pytest.fixture(scope="module")
