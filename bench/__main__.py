@@ -24,6 +24,10 @@ def main() -> None:
             figures = (row.pair_script_us, row.pair_process_us, row.tick_per_lease_us)
             table.add_row(str(row.live), *(f"{figure:.1f}" for figure in figures))
         console.print(table)
+        handoff = redis_cost.measure_handoff()
+        table = Table("waiters", "release us", "release with handoff us")
+        table.add_row(str(handoff.waiters), f"{handoff.plain_us:.0f}", f"{handoff.handoff_us:.0f}")
+        console.print(table)
     if "gateway" in chosen:
         table = Table("target", "CPU us per request", "CPU us per streamed token")
         for cost in asyncio.run(gateway_cost.measure()):

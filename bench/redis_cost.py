@@ -22,6 +22,7 @@ PAIRS: Final = 4_000
 CALLERS: Final = 8
 ROUNDS: Final = 5
 TENANTS: Final = 20
+REPEATS: Final = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,67 @@ def measure(sizes: tuple[int, ...] = (100, 1_000, 10_000)) -> list[Cost]:
             return [asyncio.run(_measure(server, live)) for live in sizes]
         finally:
             server.stop()
+
+
+@dataclass(frozen=True, slots=True)
+class HandoffCost:
+    """Microseconds of Redis CPU of one release, medians over REPEATS."""
+
+    waiters: int
+    plain_us: float
+    handoff_us: float
+
+
+def measure_handoff(waiters: int = 2_000, tenants: int = 100) -> HandoffCost:
+    """Measure a release that hands its place to one of many waiters, next to one without a line."""
+    with tempfile.TemporaryDirectory() as folder:
+        server = RedisServer(Path(folder)).start()
+        try:
+            return asyncio.run(_handed_on(server, waiters, tenants))
+        finally:
+            server.stop()
+
+
+async def _handed_on(server: RedisServer, waiters: int, tenants: int) -> HandoffCost:
+    client = connect(server.unix_url, max_connections=2)
+    store = Store(client)
+    limits = {
+        "total": 1,
+        "cold": 1,
+        "tenant_default": PLENTY,
+        "line_max": PLENTY,
+        "line_max_per_tenant": PLENTY,
+    }
+    try:
+        await store.set_limits(FLEET, limits, who="bench", learning_ms=0)
+        await store.tick(FLEET, holder="w~0", leases=[], news=frozenset())
+
+        async def ask(n: int, patience_ms: int) -> Gone:
+            tenant = f"t{n % tenants}"
+            demand = Demand(
+                fleet=FLEET, tenant=tenant, request_id="0" * 32, engines=("e1",), patience_ms=patience_ms
+            )
+            await store.acquire(demand, lease=f"w~0~{n}", holder="w~0")
+            return Gone(f"w~0~{n}", tenant, "e1")
+
+        plain = [await _released(client, store, await ask(n, 0)) for n in range(REPEATS)]
+        held = await ask(REPEATS, 0)
+        for n in range(REPEATS + 1, REPEATS + 1 + waiters):
+            await ask(n, 3_600_000)
+        handed_on = []
+        for _ in range(REPEATS):
+            handed_on.append(await _released(client, store, held))
+            lease = str((await client.zrange(store.keys(FLEET).total, 0, 0))[0])
+            held = Gone(lease, f"t{int(lease.rpartition('~')[2]) % tenants}", "e1")
+    finally:
+        await client.aclose()
+    return HandoffCost(waiters, statistics.median(plain), statistics.median(handed_on))
+
+
+async def _released(client: Redis, store: Store, gone: Gone) -> float:
+    began_us = await _script_us(client)
+    await store.release(FLEET, [gone])
+    return await _script_us(client) - began_us
 
 
 async def _measure(server: RedisServer, live: int) -> Cost:

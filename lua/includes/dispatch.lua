@@ -71,13 +71,13 @@ local function dispatch(fleet, limits, provisional_ms, most)
         looks, deep[place], stuck[place] = looks - 1, at + 1, true
         deeper[#deeper + 1] = place
       else
-        step_out(fleet, lease)
+        step_out(fleet, lease, demand)
         local number = grant(fleet, demand, engine, as, provisional_ms)
         stand(fleet, limits, tenant)
         local words = table.concat({ lease, number, as, engine }, ' ')
         wakes[demand.holder] = (wakes[demand.holder] or '') .. words .. '\n'
         most, free, passed = most - 1, free - 1, { warm = 0, cold = 0 }
-        cold_full = room(total, 'cold', live(fleet.prefix .. 'pool:cold', fleet.now)) <= 0
+        cold_full = free > 0 and room(total, 'cold', live(fleet.prefix .. 'pool:cold', fleet.now)) <= 0
       end
     end
   end

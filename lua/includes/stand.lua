@@ -6,9 +6,9 @@
 -- below.
 local function stand(fleet, limits, tenant)
   local line = fleet.prefix .. 'line:'
-  local cap, weight = caps(limits, tenant), tonumber(redis.call('HGET', limits, 'weight:' .. tenant)) or 1
+  local cap = caps(limits, tenant)
   local in_use = live(fleet.prefix .. 'pool:tenant:' .. tenant, fleet.now)
-  local share = math.min(math.floor(in_use * 1024 / math.max(weight, 0.001)), 1048575)
+  local share = math.min(math.floor(in_use * 1024 / (cap and cap.weight or 1)), 1048575)
   local waits = false
   for _, class in ipairs({ 'warm', 'cold' }) do
     local head = redis.call('ZRANGE', line .. 'queue:' .. class .. ':' .. tenant, 0, 0, 'WITHSCORES')

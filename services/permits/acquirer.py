@@ -89,7 +89,7 @@ class Acquirer:
                 future = waiters.join(fleet, permit.id)
                 answer = await self._ask(permit)
                 if isinstance(answer, Queued):
-                    if await self._stand_in_line(permit, future, give_up_s):
+                    if await self._stand_in_line(permit, future, give_up_s, answer.waiting):
                         return answer
                     stood_in_line = True
                 elif stood_in_line and isinstance(answer, Learning) and _learns_until_s(answer) < give_up_s:
@@ -157,16 +157,22 @@ class Acquirer:
             self._hold(permit, answer, sent_s, "granted")
         return answer
 
-    async def _stand_in_line(self, permit: Permit, future: "asyncio.Future[News]", give_up_s: float) -> bool:
-        """Wait for the grant; True: held. False: the line was lost. Raises Refused when patience ends."""
+    async def _stand_in_line(
+        self, permit: Permit, future: "asyncio.Future[News]", give_up_s: float, waiting: int
+    ) -> bool:
+        """Wait for the grant; True: held. False: the line was lost. Raises Refused when patience ends.
+
+        `waiting` is how many stood in line when it joined, itself included.
+        """
         fleet = permit.fleet
         try:
             async with asyncio.timeout(max(0.0, give_up_s - monotonic())):
                 news = await future
         except TimeoutError:
             self._step_out(permit)
-            message = "no place came free while it stood in line"
-            raise self._refused(fleet, Refused("queue_timeout", pool="line", message=message)) from None
+            message = f"no place came free in time; {waiting} stood in line when it joined"
+            late = Refused("queue_timeout", pool="line", waiting=waiting, message=message)
+            raise self._refused(fleet, late) from None
         except asyncio.CancelledError:
             self._step_out(permit)
             raise

@@ -103,21 +103,29 @@ local function live(pool, now)
 end
 -- caps(limits, tenant) -> caps or nil. the limits in force for one tenant; nil: the fleet has none
 --
--- `shadow` lists kinds of pools (total, cold, tenant, engine) whose limits are only watched: they stay in
--- `caps` for people to see and admit everybody, so operators can learn a number before they enforce it.
+-- Read once per tenant and script; without a tenant (''), those that all tenants share. `shadow` lists kinds
+-- of pools (total, cold, tenant, engine) whose limits are only watched: they stay in `caps` for people to see
+-- and admit everybody, so operators can learn a number before they enforce it.
+local read_caps = {}
 local function caps(limits, tenant)
-  local total, cold, default, own, shadow =
-    unpack(redis.call('HMGET', limits, 'total', 'cold', 'tenant_default', 'tenant:' .. tenant, 'shadow'))
+  local known = read_caps[tenant] or tenant == '' and select(2, next(read_caps))
+  if known then
+    return known
+  end
+  local fields = { 'total', 'cold', 'tenant_default', 'tenant:' .. tenant, 'weight:' .. tenant, 'shadow' }
+  local total, cold, default, own, weight, shadow = unpack(redis.call('HMGET', limits, unpack(fields)))
   if not total then
     return nil
   end
   total = tonumber(total) or 0
-  return {
+  read_caps[tenant] = {
     total = total,
     cold = tonumber(cold) or 0,
     tenant = tonumber(own) or tonumber(default) or total,
+    weight = math.max(tonumber(weight) or 1, 0.001),
     shadow = shadow and ' ' .. string.gsub(shadow, '[^a-z]', ' ') .. ' ',
   }
+  return read_caps[tenant]
 end
 -- room(cap, kind, in_use) -> integer. free places of one pool; a watched pool always has one more
 local function room(cap, kind, in_use)
@@ -134,9 +142,9 @@ end
 -- below.
 local function stand(fleet, limits, tenant)
   local line = fleet.prefix .. 'line:'
-  local cap, weight = caps(limits, tenant), tonumber(redis.call('HGET', limits, 'weight:' .. tenant)) or 1
+  local cap = caps(limits, tenant)
   local in_use = live(fleet.prefix .. 'pool:tenant:' .. tenant, fleet.now)
-  local share = math.min(math.floor(in_use * 1024 / math.max(weight, 0.001)), 1048575)
+  local share = math.min(math.floor(in_use * 1024 / (cap and cap.weight or 1)), 1048575)
   local waits = false
   for _, class in ipairs({ 'warm', 'cold' }) do
     local head = redis.call('ZRANGE', line .. 'queue:' .. class .. ':' .. tenant, 0, 0, 'WITHSCORES')
@@ -190,9 +198,11 @@ local function waiter(fleet, lease)
     seats = (words[7] or '') .. ' ' .. (words[8] or ''),
   }
 end
--- step_out(fleet, lease) -> tenant or nil. takes one waiter out of the line; nil: it stood in none
-local function step_out(fleet, lease)
-  local demand = waiter(fleet, lease)
+-- step_out(fleet, lease, known) -> tenant or nil. takes one waiter out of the line; nil: it stood in none
+--
+-- `known` is its demand, where the caller has read it already.
+local function step_out(fleet, lease, known)
+  local demand = known or waiter(fleet, lease)
   if demand then
     redis.call('HDEL', fleet.prefix .. 'line:waiting', lease)
     redis.call('ZREM', fleet.prefix .. 'line:queue:' .. demand.class .. ':' .. demand.tenant, lease)
