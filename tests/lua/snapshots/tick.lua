@@ -14,8 +14,7 @@
     4  cold      zset     the same, cold places only
     5  gateways  zset     holder -> session expiry
     6  events    stream   what was reclaimed and re-asserted
-    7  waiting   hash     lease -> the demand of one who stands in line
-    8  draining  set      holders that were told to drain
+    7  draining  set      holders that were told to drain
 
   ARGV
     1  nonce        string   the epoch to start when there is none
@@ -466,9 +465,28 @@ local function refresh_line(fleet, limits, tenants, heads)
     stand(fleet, limits, tenant)
   end
 end
+-- whereabouts(fleet, leases) -> granted, gone. what became of those who stood in line, if anything did
+--
+-- granted has four words for each: lease, class, engine, grant; gone are those whom nothing knows any more.
+local function whereabouts(fleet, leases)
+  local granted, gone = {}, {}
+  for _, lease in ipairs(leases) do
+    local expiry = redis.call('ZSCORE', fleet.prefix .. 'pool:total', lease)
+    if expiry and tonumber(expiry) > fleet.now then
+      local record = fleet.prefix .. 'lease:' .. lease
+      local class, engine, number = unpack(redis.call('HMGET', record, 'class', 'engine', 'grant'))
+      for _, word in ipairs({ lease, class or 'cold', engine or '', tonumber(number) or 0 }) do
+        granted[#granted + 1] = word
+      end
+    elseif redis.call('HEXISTS', fleet.prefix .. 'line:waiting', lease) == 0 then
+      gone[#gone + 1] = lease
+    end
+  end
+  return granted, gone
+end
 
-local meta, limits, total, cold, gateways, events, waiting, draining =
-  KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8]
+local meta, limits, total, cold, gateways, events, draining =
+  KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7]
 local nonce, tick_ms, learning_ms, ttl_ms = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
 local provisional_ms, holder, lease_count = tonumber(ARGV[5]), ARGV[6], tonumber(ARGV[7])
 local leases, width = 8, 9
@@ -546,33 +564,16 @@ settle(fleet, limits, events, 32)
 refresh_line(fleet, limits, 16, 8)
 dispatch(fleet, limits, provisional_ms, 128)
 
-local granted, gone = {}, {}
+local asking = {}
 for i = waiters, #ARGV do
-  local score = redis.call('ZSCORE', total, ARGV[i])
-  if score and tonumber(score) > fleet.now then
-    granted[#granted + 1] = ARGV[i]
-  elseif redis.call('HEXISTS', waiting, ARGV[i]) == 0 then
-    gone[#gone + 1] = ARGV[i]
-  end
+  asking[#asking + 1] = ARGV[i]
 end
+local granted, gone = whereabouts(fleet, asking)
 local alive = live(gateways, fleet.now)
 local reply = { 'TICKED', fleet.epoch, fleet.grant, fleet.now, fleet.learning_ms, alive }
-for _, count in ipairs({ #missing, #cut / 2, #granted }) do
-  reply[#reply + 1] = count
-end
-for _, list in ipairs({ missing, cut }) do
+for _, list in ipairs({ { #missing, #cut / 2, #granted / 4 }, missing, cut, granted, gone }) do
   for _, word in ipairs(list) do
     reply[#reply + 1] = word
   end
-end
-for _, lease in ipairs(granted) do
-  local class, engine, number =
-    unpack(redis.call('HMGET', fleet.prefix .. 'lease:' .. lease, 'class', 'engine', 'grant'))
-  for _, word in ipairs({ lease, class or 'cold', engine or '', tonumber(number) or 0 }) do
-    reply[#reply + 1] = word
-  end
-end
-for _, lease in ipairs(gone) do
-  reply[#reply + 1] = lease
 end
 return reply
