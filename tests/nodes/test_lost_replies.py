@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import Counter
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Literal
 
 import pytest
@@ -171,13 +172,12 @@ async def _asked_and_left(ends: Ends, url: str, redis: RedisServer, seen: Counte
     """Send requests, and leave while Redis has been asked for some and is not answering."""
     before = len(seen)
     redis.pause()
-    try:
-        calls = [await ends.call(url) for _ in range(BATCH)]
+    with ExitStack() as leaving:
+        leaving.callback(redis.resume)
+        for _ in range(BATCH):
+            call = await ends.call(url)
+            leaving.callback(call.reset)
         await wait_until(lambda: len(seen) > before, "Redis is asked")
-        for call in calls:
-            call.reset()
-    finally:
-        redis.resume()
 
 
 async def _to_the_end(ends: Ends, url: str) -> str:
