@@ -158,7 +158,7 @@ async def test_a_small_window_is_used_as_it_is(serving: Serving) -> None:
     await serving.stream("acme")
     with live(serving, rows=8, columns=40) as terminal:
         await terminal.until("LEASES")
-        assert len(terminal.screen()) == 8
+        await wait_until(lambda: len(terminal.screen()) == 8, "a frame of the window's height", 10)
         assert max(map(len, terminal.screen())) <= 40
         terminal.resize(100, 30)
         await wait_until(lambda: len(terminal.screen()) == 30, "the new size is used", 10)

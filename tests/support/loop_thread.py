@@ -53,6 +53,8 @@ class LoopThread:
         self._thread.join(CALL_LIMIT_S)
 
     async def _cancel_all(self) -> None:
+        # A connection that was just accepted is closed by its task, which must begin before it is cancelled.
+        await asyncio.sleep(0)
         others = asyncio.all_tasks() - {asyncio.current_task()}
         for task in others:
             task.cancel()
@@ -72,10 +74,10 @@ class Instrument:
     """Something with a thread of its own, for `with` and `async with` alike."""
 
     def start(self) -> None:
-        raise NotImplementedError
+        """Begin; done by each instrument in its own way."""
 
     def stop(self) -> None:
-        raise NotImplementedError
+        """End, and leave nothing behind."""
 
     def __enter__(self) -> Self:
         self.start()
