@@ -2,10 +2,12 @@
 
 import argparse
 import asyncio
+import gc
 import re
 import socket
 import sys
 from pathlib import Path
+from typing import Final
 
 import uvloop
 
@@ -15,6 +17,9 @@ from services.permits.errors import PermitError
 from services.permits.names import NAME_CHARS_MAX
 from services.settings.load import SettingsError, find_config, load
 from services.settings.schema import Settings
+
+# Objects made before a collection looks at the young ones; a few MiB at the most.
+GC_THRESHOLDS: Final = (50_000, 20, 50)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -51,6 +56,11 @@ def run(
 
 
 def _serve(settings: Settings, name: str, sock: socket.socket) -> None:
+    # What was imported lives as long as the process, and a request leaves few cycles behind: looking through
+    # all of it every few requests was a quarter of a request's CPU.
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*GC_THRESHOLDS)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(serve(settings, name=name, sock=sock))
 

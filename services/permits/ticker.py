@@ -39,7 +39,7 @@ LAST_FLUSH_S: Final = 2.0
 WHOLE_GATEWAY: Final = "*"
 # How long the first release waits for others to share its call: much less than a place is free anyway
 # before anybody can use it, and at a thousand requests a second it saves most of the calls.
-GATHER_S: Final = 0.001
+GATHER_S: Final = 0.002
 # Between attempts while Redis is away: soon enough to recover within a second, too slow to hammer.
 RETRY_S: Final = (0.05, 0.5)
 
