@@ -11,9 +11,10 @@ from services.permits.clock import monotonic
 from services.permits.errors import Unavailable
 from services.permits.events import Listener, Silent
 from services.permits.keys import FleetKeys, SharedKeys
+from services.permits.lanes import Lanes
 from services.permits.model import LeaseTimes
 from services.permits.replies import read
-from services.permits.scripts import Arg, Script, load, run
+from services.permits.scripts import Arg, Script, load
 
 
 class ScriptCaller:
@@ -29,6 +30,7 @@ class ScriptCaller:
     ) -> None:
         """Bind to a client of this event loop; loads the scripts from disk once per process."""
         self._client = client
+        self._lanes = Lanes(client)
         self._times = times or LeaseTimes()
         self._listener = listener or Silent()
         self._scripts: Mapping[str, Script] = load()
@@ -78,7 +80,7 @@ class ScriptCaller:
         }
         began_s = monotonic()
         try:
-            return await self._plain(run(self._client, script, *script.arrange(keys, named, rest)))
+            return await self._plain(self._lanes.run(script, *script.arrange(keys, named, rest)))
         finally:
             self._listener.script(verb, monotonic() - began_s)
 
@@ -87,6 +89,7 @@ class ScriptCaller:
             return await call
         except ReadOnlyError as error:
             # A primary that was demoted under our feet: its connections stay open and would say so for ever.
+            await self._lanes.drop()
             await self._client.connection_pool.disconnect(inuse_connections=False)
             raise Unavailable(f"{type(error).__name__}: {error}") from error
         except (RedisError, OSError, TimeoutError) as error:

@@ -1,4 +1,4 @@
-"""Loads `lua/`, expands its includes and runs scripts by their SHA.
+"""Loads `lua/` and expands its includes; `lanes.py` runs the scripts by their SHA.
 
 The text travels with each process and is addressed by its own hash, so two versions of Tenure can share
 one Redis during a rollout. A Redis that does not know a script (new, restarted, failed over, flushed) is
@@ -11,10 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Final
-
-from redis.asyncio import Redis
-from redis.exceptions import NoScriptError
+from typing import Final
 
 from services.permits.errors import Unusable
 
@@ -105,11 +102,3 @@ def load(directory: Path = LUA_DIR) -> Mapping[str, Script]:
     if not scripts:
         raise Unusable(f"no Lua scripts in {directory}: the installation is incomplete")
     return scripts
-
-
-async def run(client: "Redis", script: Script, keys: Sequence[str], args: Sequence[Arg]) -> Any:  # noqa: ANN401  (checked by the store, reply by reply)
-    """Run one script and return its raw reply. Errors are redis-py's own; nothing is retried here."""
-    try:
-        return await client.evalsha(script.sha, len(keys), *keys, *args)
-    except NoScriptError:
-        return await client.eval(script.text, len(keys), *keys, *args)
