@@ -339,3 +339,4 @@ def test_two_pools_can_be_watched(line: Line) -> None:
     line.set_limits({"total": 1, "tenant:acme": 1, "shadow": "tenant, total"})
     for _ in range(3):
         line.run_one()
+    assert len(line.live()) == 3
