@@ -16,7 +16,7 @@ STYLUA   := $(CACHE)/stylua/node_modules/@johnnymorganz/stylua/stylua_lib_node.m
 STYLUA_VERSION := 2.5.2
 
 .DEFAULT_GOAL := help
-.PHONY: help up test coverage check bench format clean \
+.PHONY: help up test coverage check soak bench format clean \
         check-format check-lint check-types check-imports check-spelling check-lua check-lua-style
 
 help: ## show this list
@@ -32,6 +32,9 @@ coverage: $(VENV)/.installed-dev ## run the tests and show the lines that none o
 	@$(BIN)/python -m pytest -n $(JOBS) --maxprocesses 8 --dist loadfile --cov --cov-report=term $(ARGS)
 
 check: check-format check-lint check-types check-imports check-spelling check-lua check-lua-style ## format, lint, types, import layers, Lua
+
+soak: $(VENV)/.installed-dev ## mixed load under random faults, and a ledger: make soak ARGS="--minutes 60 --seed 7"
+	@$(BIN)/python -m tests.soak $(ARGS)
 
 bench: $(VENV)/.installed-dev ## measure, and print a table
 	@$(BIN)/python -m bench $(ARGS)

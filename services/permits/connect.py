@@ -28,7 +28,11 @@ class _Packed:
     async def send_packed_command(self, command: Any, check_health: bool = True) -> None:  # noqa: ANN401, FBT001, FBT002
         writer: Any = getattr(self, "_writer", None)
         if writer is None or writer.is_closing() or writer.transport.get_write_buffer_size():
-            await super().send_packed_command(command, check_health)  # type: ignore[misc]
+            try:
+                await super().send_packed_command(command, check_health)  # type: ignore[misc]
+            except RuntimeError as error:
+                # uvloop closes a transport that was reset, and says this of a write to it.
+                raise RedisConnectionError(str(error)) from error
         else:
             # Nothing is buffered, so there is nothing to wait for; a write that fails shows in the read.
             writer.writelines(command)

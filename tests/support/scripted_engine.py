@@ -107,6 +107,17 @@ class ScriptedEngine(Instrument):
         self.answer, self.choose = answers.as_asked, None
         self._thread.call(self._clear())
 
+    def take_ended(self) -> list[Seen]:
+        """Return the requests that have ended, in order of arrival, and forget them."""
+
+        def take() -> list[Seen]:
+            ended = [seen for seen in self.requests if seen.closed_at is not None]
+            self.requests[:] = [seen for seen in self.requests if seen.closed_at is None]
+            self.controls.clear()
+            return ended
+
+        return self._thread.do(take)
+
     def most_together(self, which: Callable[[Seen], bool]) -> int:
         """Return the largest number of requests that satisfy `which` and were open at one instant."""
         moments: list[tuple[float, int]] = []

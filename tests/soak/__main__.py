@@ -1,0 +1,124 @@
+"""`python -m tests.soak [--minutes M] [--seed N]`: break everything for a while, account for all of it."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import shutil
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from rich.console import Console
+
+from tests.soak.book import Book
+from tests.soak.faults import Injector
+from tests.soak.ledger import SHOWN_FINDINGS, Ledger
+from tests.soak.load import Load
+from tests.soak.officer import Officer
+from tests.soak.rest import Inspector
+from tests.soak.watch import Logs, Watch
+from tests.soak.world import World, world
+from tests.support.processes import ROOT
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+REST_EVERY_S: Final = 60.0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Soak; 0 when every line is explained, 1 when one is not."""
+    options = _parser().parse_args(arguments)
+    folder = Path(tempfile.mkdtemp(prefix="tenure-soak-"))
+    console = Console()
+    console.print(f"soak: seed {options.seed}, {options.minutes:g} minutes, logs in {folder}")
+    book, ledger = Book(), Ledger(options.seed)
+    watch = asyncio.run(_soak(options, folder, book, ledger, console))
+    ledger.show(console, book, watch)
+    ledger.write(ROOT / ".cache" / "soak" / f"{options.seed}.json", book, watch)
+    for finding in book.findings[:SHOWN_FINDINGS]:
+        console.print(f"[red]unexplained[/red] {finding.check}:", end=" ")
+        console.print(finding.what, markup=False, highlight=False)
+    if book.findings:
+        console.print(f"{len(book.findings)} lines are unexplained; the logs are in {folder}")
+        return 1
+    console.print("every line is explained")
+    shutil.rmtree(folder)
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="soak", description="mixed load under random faults, and a ledger")
+    parser.add_argument("--minutes", type=float, default=3, help="how long (default 3)")
+    parser.add_argument("--seed", type=int, default=random.randrange(10**6), help="the faults and the load")
+    parser.add_argument("--clients", type=int, default=16, help="requests under way at once, at the most")
+    parser.add_argument(
+        "--think-s", type=float, default=0.5, help="mean pause of a client between two requests"
+    )
+    parser.add_argument("--gap-s", type=float, default=6, help="mean pause between two faults; 0: no faults")
+    return parser
+
+
+def _gap_s(mean_s: float) -> tuple[float, float]:
+    return (mean_s / 3, mean_s * 5 / 3) if mean_s else (1e9, 1e9)
+
+
+async def _soak(
+    options: argparse.Namespace, folder: Path, book: Book, ledger: Ledger, console: Console
+) -> Watch:
+    async with world(folder) as made:
+        load = Load(made, book, options.seed, options.clients, options.think_s)
+        injector = Injector(made, book, random.Random(f"{options.seed} faults"), _gap_s(options.gap_s))
+        officer = Officer(made, book, random.Random(f"{options.seed} officer"))
+        watch, logs = Watch(made, book), Logs(folder, book)
+        await watch.look()
+        inspector = Inspector(made, book, load, injector, officer, watch, logs)
+        parts = [asyncio.create_task(part.run()) for part in (load, injector, officer, watch, logs)]
+        try:
+            await _rests(options, inspector, parts, ledger, console)
+        finally:
+            for part in parts:
+                part.cancel()
+            await asyncio.gather(*parts, return_exceptions=True)
+        await _end(made, book, logs)
+    return watch
+
+
+async def _rests(
+    options: argparse.Namespace,
+    inspector: Inspector,
+    parts: list[asyncio.Task[None]],
+    ledger: Ledger,
+    console: Console,
+) -> None:
+    started_s = time.monotonic()
+    end_s = started_s + options.minutes * 60
+    while time.monotonic() < end_s:
+        stretch_s = min(REST_EVERY_S, end_s - time.monotonic())
+        done, _ = await asyncio.wait(parts, timeout=stretch_s, return_when=asyncio.FIRST_COMPLETED)
+        for part in done:
+            part.result()
+        rest = await inspector.rest(started_s)
+        ledger.add(rest)
+        faults = len(inspector.book.faults)
+        console.print(
+            f"{rest.at_s:6.0f} s: {sum(ledger.asked.values())} requests, {faults} faults,"
+            f" quiet after {rest.took_s:.1f} s, {len(inspector.book.findings)} unexplained"
+        )
+
+
+async def _end(made: World, book: Book, logs: Logs) -> None:
+    for wrong in await made.end():
+        book.find("end", wrong)
+    logs.read()
+    left = [key for key in made.redis.cli("KEYS", "*") if ":lease:" in key or ":pool:" in key]
+    if left:
+        book.find("end", f"left in Redis: {left}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
