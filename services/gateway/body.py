@@ -1,17 +1,11 @@
 """Reading a request's body, bounded in bytes and in time. No permit is held meanwhile."""
 
 import asyncio
-from typing import Final
 
 from starlette.types import Message, Receive
 
 from services.gateway.headers import Head
 from services.gateway.refusals import NotServed
-
-# After an early answer the rest of the body is read and thrown away, so that the client reads the answer
-# instead of a reset. Bounded: whoever sends more is cut.
-DISCARD_BYTES_MAX: Final = 64 * 1024 * 1024
-DISCARD_S: Final = 5.0
 
 
 class ClientGone(Exception):
@@ -50,20 +44,6 @@ async def _receive_within(gap_s: float, receive: Receive) -> Message:
             return await receive()
     except TimeoutError:
         raise NotServed("bad_request", f"no byte of the body arrived for {gap_s:g} s", close=True) from None
-
-
-async def discard(receive: Receive) -> None:
-    """Read the rest of a body that nobody wants, until its end or the bounds above."""
-    left = DISCARD_BYTES_MAX
-    try:
-        async with asyncio.timeout(DISCARD_S):
-            while left > 0:
-                message = await receive()
-                if message["type"] == "http.disconnect" or not message.get("more_body", False):
-                    return
-                left -= len(message.get("body", b""))
-    except TimeoutError:
-        return
 
 
 def _too_large(limit_bytes: int) -> NotServed:

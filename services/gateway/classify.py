@@ -6,7 +6,7 @@ The body is parsed once, for the few fields below; the engine gets the bytes as 
 import re
 from dataclasses import dataclass
 from typing import Final
-from urllib.parse import parse_qs, unquote
+from urllib.parse import unquote, unquote_plus
 
 import msgspec
 
@@ -23,6 +23,8 @@ _FORM_MODEL: Final = re.compile(
     rb"(?:[^\r\n]+\r?\n)*\r?\n([^\r\n]*)\r?\n",
     re.IGNORECASE,
 )
+# CONNECT asks for a tunnel; the answer to TRACE is the request as the engine got it, its own key included.
+_FOR_PROXIES: Final = frozenset({"CONNECT", "TRACE"})
 _NOTHING: Final = msgspec.Raw(b"")
 
 
@@ -55,7 +57,9 @@ _parts = msgspec.json.Decoder(list[msgspec.Raw])
 
 def classify(head: Head, body: bytes) -> Ask:
     """Say what `head` and `body` ask for; raise NotServed("bad_request") when that cannot be told."""
-    if "/." in head.path or "%" in head.path:
+    if head.method in _FOR_PROXIES:
+        raise NotServed("bad_request", f"{head.method} is not passed on to engines")
+    if "." in head.path or "%" in head.path:
         _refuse_dot_segments(head.path)
     if not body:
         return Ask(_model_of_query(head))
@@ -107,8 +111,11 @@ def _string(raw: msgspec.Raw) -> str:
 
 
 def _model_of_query(head: Head) -> str:
-    values = parse_qs(head.query, max_num_fields=100).get("model") if "model" in head.query else None
-    return _checked_model(values[0] if values else "")
+    for part in head.query.split("&") if "model" in head.query else ():
+        name, _, value = part.partition("=")
+        if value and unquote_plus(name) == "model":
+            return _checked_model(unquote_plus(value))
+    return ""
 
 
 def _model_of_form(body: bytes) -> str:
@@ -128,7 +135,9 @@ def _checked_model(model: str) -> str:
 
 def _refuse_dot_segments(path: str) -> None:
     """An engine must not be led out of /v1/ by a path that it resolves and we do not."""
-    if any(part in (".", "..") for part in re.split(r"[/\\]", unquote(path))):
+    # Some servers take a backslash for a slash, and some leave out what follows a `;` in a segment.
+    segments = re.split(r"[/\\]", unquote(path))
+    if any(segment.partition(";")[0] in (".", "..") for segment in segments):
         raise NotServed("bad_request", "the path must not contain . or .. segments")
 
 

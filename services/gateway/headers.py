@@ -110,7 +110,8 @@ def _last(picked: dict[bytes, list[bytes]], name: bytes) -> bytes:
 
 
 def _number(value: bytes) -> int | None:
-    return int(value) if value.isdigit() else None
+    """Read a length that the parser has checked; it may have more zeros in front than Python reads."""
+    return int(value.lstrip(b"0") or b"0") if value.isdigit() else None
 
 
 def _patience_ms(value: bytes) -> int:

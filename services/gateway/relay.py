@@ -3,9 +3,8 @@
 from contextlib import AsyncExitStack
 from typing import Final
 
-from starlette.types import Message, Receive, Send
+from starlette.types import Send
 
-from services.gateway.body import discard
 from services.gateway.budgets import Deadlines
 from services.gateway.engines import Reply
 from services.gateway.evidence import Report
@@ -14,7 +13,6 @@ from services.gateway.refusals import Refusal, error_event, refusal_at_end
 from services.gateway.sse import Observer, observer_for
 from services.gateway.trip import Trip
 
-_LAST: Final[Message] = {"type": "http.response.body", "body": b"", "more_body": False}
 # Their Content-Length speaks of a body that is not sent.
 _BODILESS: Final = frozenset({204, 304})
 
@@ -111,24 +109,20 @@ def own_headers(trip: Trip) -> RawHeaders:
     return headers
 
 
-async def send_refusal(refusal: Refusal, trip: Trip, receive: Receive, send: Send) -> None:
-    """Send our own answer whole. A body that nobody read is read and thrown away, so the answer arrives."""
+async def send_refusal(refusal: Refusal, trip: Trip, send: Send) -> None:
+    """Send our own answer whole. It is the connection's last one when the request was not read to its end."""
     body = refusal.envelope
-    unread = not trip.body_read and trip.head.has_body
     headers = [*refusal.headers(body), *own_headers(trip)]
+    unread = not trip.body_read and trip.head.has_body and not trip.wire.has_whole_body
     if unread and not refusal.close:
         headers.append((b"connection", b"close"))
     trip.head_sent = True
     trip.status = refusal.status
     await send({"type": "http.response.start", "status": refusal.status, "headers": headers})
-    await send({"type": "http.response.body", "body": body, "more_body": True})
-    # A client that asked before sending its body reads the answer instead of sending it.
-    if unread and not trip.head.expects_continue:
-        await discard(receive)
-    await send(_LAST)
+    await send({"type": "http.response.body", "body": body, "more_body": False})
 
 
-async def farewell(trip: Trip, receive: Receive, send: Send) -> None:
+async def farewell(trip: Trip, send: Send) -> None:
     """Tell the client why the request ends, as far as what it already got leaves a way to."""
     await trip.awake()
     assert trip.reason is not None  # noqa: S101  (whoever calls has settled it)
@@ -136,7 +130,7 @@ async def farewell(trip: Trip, receive: Receive, send: Send) -> None:
     if refusal is None:
         trip.wire.cut()
     elif not trip.head_sent:
-        await send_refusal(refusal, trip, receive, send)
+        await send_refusal(refusal, trip, send)
     elif trip.stream is not None and trip.stream.takes_event():
         await _finish(trip, send, error_event(trip.reason))
     else:

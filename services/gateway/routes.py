@@ -64,22 +64,22 @@ class DataPlane:
                 raise NotServed("draining", "this gateway is shutting down", close=True)
             await self._serve(trip, receive, send)
         except (NotServed, Refused, Unavailable) as no:
-            await self._refuse(trip, no, receive, send)
+            await self._refuse(trip, no, send)
         except ClientGone:
             trip.end("client_disconnect")
         except EngineFailed as failed:
             trip.end(failed.reason)
             self._trips.journal.log.info("engine failed", request_id=trip.request_id, why=str(failed))
-            await farewell(trip, receive, send)
+            await farewell(trip, send)
         except asyncio.CancelledError:
             if trip.reason is None:
                 trip.end("shutdown")
                 raise
-            await farewell(trip, receive, send)
+            await farewell(trip, send)
         except Exception:
             trip.end("internal_error")
             self._trips.journal.log.exception("internal error", request_id=trip.request_id)
-            await farewell(trip, receive, send)
+            await farewell(trip, send)
         finally:
             trip.close()
 
@@ -111,9 +111,7 @@ class DataPlane:
         if facts:
             self._gate.witness(permit, facts)
 
-    async def _refuse(
-        self, trip: Trip, no: NotServed | Refused | Unavailable, receive: Receive, send: Send
-    ) -> None:
+    async def _refuse(self, trip: Trip, no: NotServed | Refused | Unavailable, send: Send) -> None:
         fleet = trip.fleet
         view = self._gate.view(fleet.name) if fleet else None
         refusal = refusal_of(
@@ -123,7 +121,7 @@ class DataPlane:
             total=view.limits.get("total", 1) if view else 1,
         )
         await trip.refuse(refusal.code)
-        await send_refusal(refusal, trip, receive, send)
+        await send_refusal(refusal, trip, send)
 
 
 def _demand(trip: Trip, ask: Ask, fleet: Fleet) -> Demand:

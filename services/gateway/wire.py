@@ -1,7 +1,7 @@
 """Uvicorn's HTTP/1.1 protocol with what ASGI cannot say: cut this connection, frame by closing it.
 
-Also closed here: holes through which a client could leave unseen (pipelining) or stay for ever without
-sending a request.
+Also closed here: holes through which a client could leave unseen (pipelining), stay for ever without sending
+a request, or send one that others than the parser would read in another way.
 """
 
 import asyncio
@@ -22,6 +22,10 @@ _FLUSH_S: Final = 5.0
 HEAD_WAIT_S: Final = 30.0
 # A head longer than this is no request that an engine would take; memory is not kept for it.
 HEAD_BYTES_MAX: Final = 64 * 1024
+# Closing a connection on which unread bytes lie makes the kernel reset it, and the client lose the answer
+# that was on its way. So whoever has not sent all of a request is listened to for a while, within bounds.
+LINGER_S: Final = 5.0
+LINGER_BYTES_MAX: Final = 64 * 1024 * 1024
 # Requests sent ahead of their turn; beyond that the connection is not read, and the client not watched.
 _PIPELINED_MAX: Final = 4
 _RESET: Final = struct.pack("ii", 1, 0)
@@ -55,12 +59,18 @@ class Wire:
         self._on_gone = None
 
     def gone(self) -> None:
-        """Note that the client has left."""
+        """Note that the client has left, or has got its last answer."""
         self._cycle.disconnected = True
+        self._cycle.waiting_for_100_continue = False
         self._cycle.message_event.set()
         on_gone, self._on_gone = self._on_gone, None
         if on_gone is not None:
             on_gone()
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether part of the reply has been sent."""
+        return self._cycle.response_started
 
     @property
     def is_over(self) -> bool:
@@ -108,21 +118,41 @@ class Wire:
             asyncio.get_running_loop().call_later(_FLUSH_S, transport.abort)
 
 
+class _Exit:
+    """A connection's transport as replies use it: closing it lets the client read what was written."""
+
+    __slots__ = ("close", "is_closing", "write")
+
+    def __init__(self, transport: asyncio.Transport, close: Callable[[], None]) -> None:
+        self.write = transport.write
+        self.is_closing = transport.is_closing
+        self.close = close
+
+
 class Protocol(HttpToolsProtocol):
     """One client connection."""
 
     idle_since_s = 0.0
     _in_head = False
     _head_bytes = 0
+    _is_chunked = False
+    _lingers = False
+    _lingered_bytes = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
         """Start the wait for the first head."""
         super().connection_made(transport)
         self._wires: list[Wire] = []
+        self._exit = cast("asyncio.Transport", _Exit(transport, self._leave))
         self.idle_since_s = monotonic()
 
     def data_received(self, data: bytes) -> None:
-        """Parse on, unless the head of a request grows without end."""
+        """Parse on, unless the head of a request grows without end or nothing is wanted any more."""
+        if self._lingers:
+            self._lingered_bytes += len(data)
+            if self._lingered_bytes > LINGER_BYTES_MAX:
+                self.transport.abort()
+            return
         if self._in_head:
             self._head_bytes += len(data)
             if self._head_bytes > HEAD_BYTES_MAX:
@@ -134,13 +164,33 @@ class Protocol(HttpToolsProtocol):
         """Start counting a head."""
         super().on_message_begin()
         self._in_head = True
+        self._is_chunked = False
         self._head_bytes = 0
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Take a header in; an error here ends the connection with a 400.
+
+        A trailer is none: it would pass for a header that nobody in front of us has looked at.
+        """
+        if not self._in_head:
+            return
+        if name.lower() == b"transfer-encoding":
+            # The parser takes off the chunks alone; a body in another coding would reach the engine without
+            # the word for it.
+            if value.strip().lower() != b"chunked":
+                raise ValueError("a coding that is not taken off")
+            self._is_chunked = True
+        super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         """Give the request its wire; keep watching the client when it sent this one ahead of its turn."""
+        version = self.parser.get_http_version()
+        if version != "1.1" and (version != "1.0" or self._is_chunked):
+            raise ValueError("HTTP/1.0 knows no chunks, and other versions are not spoken")
         self._in_head = False
         earlier = self._last_cycle()
         super().on_headers_complete()
+        self.cycle.transport = self._exit
         wire = self.scope["state"]["wire"] = Wire(self, self.cycle)
         self._wires = [one for one in self._wires if not one.is_over]
         self._wires.append(wire)
@@ -148,29 +198,29 @@ class Protocol(HttpToolsProtocol):
             self.flow.resume_reading()
 
     def on_response_complete(self) -> None:
-        """Start the wait for the next head."""
-        super().on_response_complete()
+        """Start the wait for the next head, or for the client's leave."""
+        if not self._lingers:
+            super().on_response_complete()
         self.idle_since_s = monotonic()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Tell every request of the connection, not only the one that came last."""
-        for wire in self._wires:
-            if not wire.is_over:
-                wire.gone()
+        self._let_go()
         super().connection_lost(exc)
 
     def send_400_response(self, msg: str) -> None:
         """Answer bytes that are no HTTP; in the midst of a reply there is no answer but the end."""
         del msg
-        cycle = self._last_cycle()
-        if cycle is not None and cycle.response_started and not cycle.response_complete:
-            self.transport.close()
+        begun = next((wire for wire in self._wires if wire.has_begun and not wire.is_over), None)
+        if begun is not None:
+            begun.cut()
             return
+        self._let_go()
         refusal = refusal_of(NotServed("bad_request", "this is not a valid HTTP/1.1 request", close=True))
         body = refusal.envelope
         head = b"".join(b"%s: %s\r\n" % header for header in refusal.headers(body))
         self.transport.write(b"HTTP/1.1 400 Bad Request\r\n" + head + b"\r\n" + body)
-        self.transport.close()
+        self._linger()
 
     def close_if_idle(self, now_s: float) -> None:
         """Close the connection when no request has come for HEAD_WAIT_S. Called about once a second."""
@@ -178,6 +228,27 @@ class Protocol(HttpToolsProtocol):
         idle = cycle is None or cycle.response_complete
         if idle and now_s - self.idle_since_s > HEAD_WAIT_S and not self.transport.is_closing():
             self.transport.close()
+
+    def _let_go(self) -> None:
+        for wire in self._wires:
+            if not wire.is_over:
+                wire.gone()
+
+    def _leave(self) -> None:
+        """Close after the last reply, in such a way that the client can read it."""
+        if self.cycle.more_body or self.pipeline:
+            self._linger()
+        else:
+            self.transport.close()
+
+    def _linger(self) -> None:
+        """Say that nothing more comes, and take in what the client still sends until it leaves."""
+        if self._lingers or self.transport.is_closing():
+            return
+        self._lingers = True
+        self.transport.write_eof()
+        self.flow.resume_reading()
+        self.loop.call_later(LINGER_S, self.transport.abort)
 
     def _last_cycle(self) -> RequestResponseCycle | None:
         # Uvicorn declares it as always there; before the first request it is None.

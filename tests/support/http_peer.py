@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 # A send is done in pieces so that the count of accepted bytes is never off by more than this.
 PIECE_BYTES = 65536
 HEAD_LIMIT_BYTES = 1 << 20
+# Kept of what came in on one connection, for tests that judge the very bytes.
+TAPE_BYTES = 1 << 20
 
 
 class PeerGoneError(Exception):
@@ -60,6 +62,7 @@ class Peer(asyncio.Protocol):
         self.gone_at: float | None = None
         self.accepted = 0
         self.cut = False
+        self.tape = bytearray()
         self.transport: asyncio.Transport
         self.task: asyncio.Task[None]
         self._serve = serve
@@ -81,6 +84,7 @@ class Peer(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Keep what came in."""
         self._inbox += data
+        self.tape += data[: TAPE_BYTES - len(self.tape)]
         self._news.set()
 
     def eof_received(self) -> bool:

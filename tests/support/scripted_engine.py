@@ -45,6 +45,7 @@ class ScriptedEngine(Instrument):
                 was no HTTP
     open, max_open    requests open now, and the most there ever were since `reset`
     connections       TCP connections accepted since `reset`
+    tapes             the bytes that came in on each of them, in order of acceptance; the first MiB of each
     """
 
     def __init__(self, *, port: int = 0) -> None:
@@ -57,6 +58,7 @@ class ScriptedEngine(Instrument):
         self._open = 0
         self.max_open = 0
         self.connections = 0
+        self.tapes: list[bytearray] = []
         self.port = port
         self._numbered = 0
         self._held = Held()
@@ -158,7 +160,7 @@ class ScriptedEngine(Instrument):
 
     async def _clear(self) -> None:
         await self._cut_all()
-        for record in (self.requests, self.controls, self.malformed):
+        for record in (self.requests, self.controls, self.malformed, self.tapes):
             record.clear()
         self.max_open = self._open
         self.connections = 0
@@ -172,7 +174,9 @@ class ScriptedEngine(Instrument):
     def _new_peer(self) -> Peer:
         self.connections += 1
         self._numbered += 1
-        return Peer(self._serve, self._numbered)
+        peer = Peer(self._serve, self._numbered)
+        self.tapes.append(peer.tape)
+        return peer
 
     # One connection.
 
