@@ -3,6 +3,7 @@
 The only module that knows aiohttp. Its errors become EngineFailed.
 """
 
+import asyncio
 import contextlib
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -118,14 +119,20 @@ class Engines:
         """Send `request` to the permit's engine and yield its reply; on the way out let go of it.
 
         An engine that cannot have begun to work is left for another one, under the same permit. Raises
-        EngineFailed. Cancelling closes the connection.
+        EngineFailed. Cancelling closes the connection: the engine has lost it when this is left.
         """
-        reply = await self._first_reply(request, fleet, permit)
-        request.body = b""
         try:
-            yield reply
-        finally:
-            reply.close()
+            reply = await self._first_reply(request, fleet, permit)
+            request.body = b""
+            try:
+                yield reply
+            finally:
+                reply.close()
+        except BaseException:
+            # The event loop closes a socket in its next turn. The permit, which goes back after this, may be
+            # granted to another replica at once: the engine must not see two requests on one place.
+            await asyncio.sleep(0)
+            raise
 
     async def _first_reply(self, request: EngineRequest, fleet: Fleet, permit: Permit) -> Reply:
         try:

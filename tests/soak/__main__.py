@@ -15,19 +15,23 @@ from typing import TYPE_CHECKING, Final
 from rich.console import Console
 
 from tests.soak.book import Book
-from tests.soak.faults import Injector
-from tests.soak.ledger import SHOWN_FINDINGS, Ledger
+from tests.soak.faults import WEIGHTS, Injector
+from tests.soak.ledger import Ledger
 from tests.soak.load import Load
 from tests.soak.officer import Officer
 from tests.soak.rest import Inspector
 from tests.soak.watch import Logs, Watch
-from tests.soak.world import World, world
+from tests.soak.world import TAIL_S, World, world
 from tests.support.processes import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 REST_EVERY_S: Final = 60.0
+# Around a fault that is tried alone: the load gets under way, and what the fault left behind shows.
+BEFORE_S: Final = 4.0
+SHOWN_FINDINGS: Final = 40
+SHOWN_LAST: Final = 10
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -38,11 +42,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     console.print(f"soak: seed {options.seed}, {options.minutes:g} minutes, logs in {folder}")
     book, ledger = Book(), Ledger(options.seed)
     watch = asyncio.run(_soak(options, folder, book, ledger, console))
+    for grown in ledger.grown():
+        book.find("memory", grown)
     ledger.show(console, book, watch)
     ledger.write(ROOT / ".cache" / "soak" / f"{options.seed}.json", book, watch)
-    for finding in book.findings[:SHOWN_FINDINGS]:
-        console.print(f"[red]unexplained[/red] {finding.check}:", end=" ")
-        console.print(finding.what, markup=False, highlight=False)
+    for finding in book.findings[-SHOWN_LAST:]:
+        console.print(f"unexplained {finding.check}: {finding.what}", markup=False, soft_wrap=True)
     if book.findings:
         console.print(f"{len(book.findings)} lines are unexplained; the logs are in {folder}")
         return 1
@@ -59,6 +64,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--think-s", type=float, default=0.5, help="mean pause of a client between two requests"
     )
+    parser.add_argument("--each", type=int, default=0, help="instead: try each fault alone, so many times")
     parser.add_argument("--gap-s", type=float, default=6, help="mean pause between two faults; 0: no faults")
     return parser
 
@@ -77,9 +83,13 @@ async def _soak(
         watch, logs = Watch(made, book), Logs(folder, book)
         await watch.look()
         inspector = Inspector(made, book, load, injector, officer, watch, logs)
-        parts = [asyncio.create_task(part.run()) for part in (load, injector, officer, watch, logs)]
+        running = (load, officer, watch, logs) if options.each else (load, injector, officer, watch, logs)
+        parts = [asyncio.create_task(part.run()) for part in running]
         try:
-            await _rests(options, inspector, parts, ledger, console)
+            if options.each:
+                await _tour(options.each, inspector, ledger, console)
+            else:
+                await _rests(options, inspector, parts, ledger, console)
         finally:
             for part in parts:
                 part.cancel()
@@ -102,13 +112,34 @@ async def _rests(
         done, _ = await asyncio.wait(parts, timeout=stretch_s, return_when=asyncio.FIRST_COMPLETED)
         for part in done:
             part.result()
-        rest = await inspector.rest(started_s)
-        ledger.add(rest)
-        faults = len(inspector.book.faults)
-        console.print(
-            f"{rest.at_s:6.0f} s: {sum(ledger.asked.values())} requests, {faults} faults,"
-            f" quiet after {rest.took_s:.1f} s, {len(inspector.book.findings)} unexplained"
-        )
+        await _rest(inspector, ledger, console, started_s)
+
+
+async def _tour(times: int, inspector: Inspector, ledger: Ledger, console: Console) -> None:
+    """Try each fault alone, and none at all to compare with, so many times."""
+    started_s = time.monotonic()
+    for kind in ("none", *WEIGHTS) * times:
+        await asyncio.sleep(BEFORE_S)
+        if kind != "none":
+            await inspector.injector.inject(kind)
+        await asyncio.sleep(TAIL_S)
+        await _rest(inspector, ledger, console, started_s, kind)
+
+
+async def _rest(
+    inspector: Inspector, ledger: Ledger, console: Console, started_s: float, alone: str | None = None
+) -> None:
+    """Rest, and say what was found; `alone` is the one fault of the chapter."""
+    book = inspector.book
+    known = len(book.findings)
+    rest = await inspector.rest(started_s)
+    ledger.add(rest, alone)
+    console.print(
+        f"{rest.at_s:6.0f} s: {alone or ''} {ledger.asked.total()} requests, {len(book.faults)} faults,"
+        f" quiet after {rest.took_s:.1f} s, {len(book.findings)} unexplained"
+    )
+    for finding in book.findings[known : known + SHOWN_FINDINGS]:
+        console.print(f"unexplained {finding.check}: {finding.what}", markup=False, soft_wrap=True)
 
 
 async def _end(made: World, book: Book, logs: Logs) -> None:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 class Chapter:
     """One stretch of load and faults, from one rest to the next."""
 
+    began_s: float = field(default_factory=time.monotonic)
     asked: list[Asked] = field(default_factory=list)
     lines: list[Line] = field(default_factory=list)
     words: list[Told] = field(default_factory=list)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import signal
 import time
 from collections import Counter
 from contextlib import contextmanager
@@ -70,6 +71,10 @@ class Injector:
     _going: asyncio.Event = field(default_factory=asyncio.Event)
     _idle: asyncio.Event = field(default_factory=asyncio.Event)
 
+    def __post_init__(self) -> None:
+        """Be idle before the first fault."""
+        self._idle.set()
+
     async def run(self) -> None:
         """Draw, inject, undo, wait."""
         self._going.set()
@@ -81,7 +86,7 @@ class Injector:
             if self.rng.random() < PAIRS and first != second:
                 chosen.append((second, targets[1]))
             self._idle.clear()
-            await asyncio.gather(*(self._inject(*one) for one in chosen))
+            await asyncio.gather(*(self.inject(*one) for one in chosen))
             self._idle.set()
 
     async def pause(self) -> None:
@@ -101,7 +106,9 @@ class Injector:
     def _draw(self) -> str:
         return self.rng.choices([*WEIGHTS], [*WEIGHTS.values()])[0]
 
-    async def _inject(self, kind: str, target: str) -> None:
+    async def inject(self, kind: str, target: str | None = None) -> None:
+        """Inject one fault, against one gateway if it is that kind, and return when it is undone."""
+        target = target or self.rng.choice(MORTAL if kind in GONE else REPLICAS)
         rng = random.Random(self.rng.random())
         self.injected[kind] += 1
         act: Callable[[str, random.Random], Awaitable[None]] = getattr(self, f"_{kind}")
@@ -151,7 +158,10 @@ class Injector:
         with self._noted("drain", target):
             await self._ask_to_drain(target, rng)
             status = await process.wait(20)
-            if status:
+            # Drained on the administrator's word, it may be on its way out when the signal comes.
+            if status and not (
+                status == -signal.SIGTERM and '"event":"stopped"' in process.log_text()[-400:]
+            ):
                 self.book.find("drain", f"{target} ended with {status}")
             await process.end()
             await self.world.start_gateway(target)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import re
 import secrets
 import time
 from dataclasses import dataclass, field
@@ -23,8 +24,7 @@ PATIENCE_S: Final = 45.0
 TENANTS: Final = {"acme": 5, "beta": 3, "gamma": 3, "tiny": 1}
 REPEATED: Final = [f"a prompt that is asked again and again, number {n}, {'word ' * 40}" for n in range(4)]
 DONE: Final = b"[DONE]"
-
-Act = "Callable[[Load, Call, Asked, random.Random], Awaitable[None]]"
+TOKEN: Final = re.compile(rb'"content": " *(\d+)"')
 
 
 @dataclass(frozen=True)
@@ -164,9 +164,9 @@ class Load:
 
     async def _leave_late(self, call: Call, asked: Asked, rng: random.Random) -> None:
         await self._head(call, asked)
-        for _ in range(rng.randint(0, 10)):
-            if call.status != 200 or await call.next_event(PATIENCE_S) is None:
-                return await self._rest(call, asked)
+        read = await _some(call, rng.randint(0, 10))
+        if call.status != 200 or call.ended is not None:
+            return await self._rest(call, asked, read)
         asked.end = "left"
         _go(call, rng)
         return None
@@ -191,9 +191,8 @@ class Load:
     async def _stop(self, call: Call, asked: Asked, rng: random.Random) -> None:
         """Ask another replica to end it; whether that one can is not this client's business."""
         await self._head(call, asked)
+        read = await _some(call, rng.randint(1, 8))
         if call.status == 200:
-            for _ in range(rng.randint(1, 8)):
-                await call.next_event(PATIENCE_S)
             asked.stopped = True
             url = self.world.url(rng.choice(REPLICAS))
             try:
@@ -202,7 +201,7 @@ class Load:
                 self.book.deeds[f"user stop {answer.status}"] += 1
             except (OSError, HungUpError, TimeoutError):
                 self.book.deeds["user stop unanswered"] += 1
-        await self._rest(call, asked)
+        await self._rest(call, asked, read)
 
     async def _head(self, call: Call, asked: Asked) -> None:
         asked.status = await call.head(PATIENCE_S)
@@ -210,8 +209,12 @@ class Load:
         asked.request_id = call.headers.get("x-request-id")
         asked.lease = call.headers.get("tenure-lease")
 
-    async def _rest(self, call: Call, asked: Asked) -> None:
-        body = await call.rest(PATIENCE_S)
+    async def _rest(self, call: Call, asked: Asked, read: bytes = b"") -> None:
+        """Read on to the end; `read` is what was read of the body before."""
+        body = read + await call.rest(PATIENCE_S)
+        tokens = TOKEN.findall(body)
+        if [int(token) for token in tokens] != [*range(len(tokens))]:
+            self.book.find("tokens", f"{asked}: {tokens}")
         if call.ended != "clean":
             asked.end = "reset" if call.ended == "reset" else "cut"
         elif asked.status == 200 and b"data: " in body:
@@ -230,6 +233,18 @@ class Load:
         except (ValueError, KeyError, TypeError):
             self.book.find("invented_ending", f"{asked}: {body[-200:]!r}")
             asked.end = "cut"
+
+
+async def _some(call: Call, events: int) -> bytes:
+    """Read so many events of a stream, or to its end."""
+    read = b""
+    while call.status == 200 and events:
+        found = await call.next_event(PATIENCE_S)
+        if found is None:
+            break
+        read += found + b"\n\n"
+        events -= 1
+    return read
 
 
 def _body(kind: Kind, rng: random.Random) -> Any:

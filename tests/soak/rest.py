@@ -10,6 +10,7 @@ import sys
 import time
 from collections import Counter
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -71,7 +72,8 @@ class Rest:
     max_open: int
     reasserted: Counter[str] = field(default_factory=Counter)
     reclaimed: int = 0
-    excused_s: float = 0.0
+    longest_gap_s: float = 0.0
+    strict_s: float = 0.0
 
 
 @dataclass
@@ -167,6 +169,8 @@ class Inspector:
             max_open=_most_together(seen),
             reasserted=Counter(w.fields["cause"] for w in chapter.words if w.kind == "lease_reasserted"),
             reclaimed=len(chapter.reclaims),
+            longest_gap_s=_longest_gap_s(seen),
+            strict_s=faults.free_s(invariants.APART, chapter.began_s, began_s),
         )
 
     async def _counted(self, name: str) -> Mapping[tuple[str, str], float]:
@@ -222,6 +226,11 @@ def _spans(seen: list[Seen], chapter: Chapter) -> list[Span]:
         closed_s = one.closed_at if one.closed_at is not None else time.monotonic()
         spans.append(Span(asked.partition(".")[0], classes.get(asked), one.opened_at, closed_s))
     return spans
+
+
+def _longest_gap_s(seen: list[Seen]) -> float:
+    opened = [one.opened_at for one in seen]
+    return max((after - before for before, after in pairwise(opened)), default=0.0)
 
 
 def _most_together(seen: list[Seen]) -> int:

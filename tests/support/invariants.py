@@ -73,6 +73,14 @@ class Faults:
                 return fault
         return None
 
+    def free_s(self, kinds: Collection[str], from_s: float, to_s: float) -> float:
+        """Return how much of a span none of `kinds` can have touched."""
+        free_s, at_s = 0.0, from_s
+        for fault in sorted((f for f in self.all if f.kind in kinds), key=lambda f: f.start_s):
+            free_s += max(0.0, min(fault.start_s, to_s) - at_s)
+            at_s = max(at_s, min(fault.end_s + self.tail_s, to_s))
+        return free_s + max(0.0, to_s - at_s)
+
 
 @dataclass(slots=True)
 class Asked:
@@ -148,10 +156,10 @@ def _limit(fields: Mapping[str, int], pool: str) -> int:
 
 @dataclass(slots=True)
 class Excess:
-    """How far and for how long a pool was over its limit at the engine, by what explains it."""
+    """How far and for how long pools were over their limits at the engine, by kind of pool and cause."""
 
-    most: Counter[str] = field(default_factory=Counter)
-    area_s: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    most: Counter[tuple[str, str]] = field(default_factory=Counter)
+    area_s: dict[tuple[str, str], float] = field(default_factory=lambda: defaultdict(float))
     findings: list[Finding] = field(default_factory=list)
 
 
@@ -173,12 +181,13 @@ def _sweep(pool: str, spans: Sequence[Span], limits: Limits, faults: Faults, exc
     moves = sorted(chain(((s.closed_s, -1) for s in spans), ((s.opened_s, 1) for s in spans)))
     if not moves:
         return
+    kind = pool.partition(":")[0]
     changes = [at_s for at_s, _ in limits.seen if moves[0][0] < at_s < moves[-1][0]]
     level, over, since_s, why = 0, 0, 0.0, ""
     walked: list[tuple[float, int]] = sorted(chain(moves, ((at_s, 0) for at_s in changes)))
     for at_s, move in walked:
         if over:
-            excess.area_s[why] += over * (at_s - since_s)
+            excess.area_s[kind, why] += over * (at_s - since_s)
         level, since_s = level + move, at_s
         if move > 0 and level > limits.allowed(pool, at_s):
             fault = faults.near(APART, at_s)
@@ -189,7 +198,7 @@ def _sweep(pool: str, spans: Sequence[Span], limits: Limits, faults: Faults, exc
         over = max(0, level - limits.now(pool, at_s))
         why = (why or "limit lowered") if over else ""
         if over:
-            excess.most[why] = max(excess.most[why], over)
+            excess.most[kind, why] = max(excess.most[kind, why], over)
 
 
 def lines_match(asked: Sequence[Asked], lines: Sequence[Line], faults: Faults) -> list[Finding]:
@@ -265,12 +274,13 @@ def answers_explained(asked: Iterable[Asked], faults: Faults) -> list[Finding]:
         never |= one.code == "invalid_api_key" and one.wanted != "invalid_api_key"
         if never:
             found.append(Finding("answer_never", f"{one}"))
-        elif not (_is_fine(one) or faults.near(HARMFUL, one.start_s, one.end_s)):
+        elif not (served(one) or faults.near(HARMFUL, one.start_s, one.end_s)):
             found.append(Finding("answer_unexplained", f"{one}"))
     return found
 
 
-def _is_fine(one: Asked) -> bool:
+def served(one: Asked) -> bool:
+    """Say whether a request got what it deserves while nothing is broken; a full pool is no fault."""
     if one.end == "left" or one.stopped:
         return True
     if one.wanted is not None:
@@ -350,7 +360,9 @@ SAYS: Final[Mapping[str, Collection[str]]] = {
     "redis_unavailable": REDIS,
     "pass failed, trying on": REDIS,
     "last_flush_failed": REDIS,
-    "lease_reasserted": REDIS,
+    "lease_reasserted lost_epoch": LOSS,
+    "lease_reasserted lost_write": REDIS,
+    "lease_reasserted reaped_late": APART,
     "leases_lost": REDIS,
     "reclaimed": REDIS | GONE,
     "repaired": REDIS | GONE,
@@ -364,7 +376,7 @@ def words_explained(words: Iterable[Told], faults: Faults) -> list[Finding]:
     for word in words:
         if word.fields.get("level") in HARMLESS:
             continue
-        kinds = SAYS.get(word.kind)
+        kinds = SAYS.get(" ".join([word.kind, *filter(None, [word.fields.get("cause")])]))
         if kinds is None or "exception" in word.fields or not faults.near(kinds, word.at_s, target=word.by):
             found.append(Finding("word_unexplained", f"{word.by} at {word.at_s:.3f}: {dict(word.fields)}"))
     return found

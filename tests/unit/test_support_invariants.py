@@ -91,8 +91,9 @@ class TestLimits:
         excess = over_limits(spans, LIMITS, CALM)
         assert len(excess.findings) == 1
         assert pool in excess.findings[0].what
-        assert excess.area_s == {"unexplained": 1.0}
-        assert excess.most == {"unexplained": 1}
+        kind = pool.partition(":")[0]
+        assert excess.area_s == {(kind, "unexplained"): 1.0}
+        assert excess.most == {(kind, "unexplained"): 1}
 
     @pytest.mark.parametrize(
         ("kind", "excused"),
@@ -103,7 +104,7 @@ class TestLimits:
         faults = Faults([Fault(kind, "g1", 2.0, 5.0)], tail_s=4.0)
         excess = over_limits(spans, LIMITS, faults)
         assert bool(excess.findings) is not excused
-        assert excess.area_s == {kind if excused else "unexplained": 1.0}
+        assert excess.area_s == {("total", kind if excused else "unexplained"): 1.0}
 
     def test_a_fault_that_is_over_for_long_excuses_nothing(self) -> None:
         spans = [span(10, 12), span(10, 12), span(11, 12)]
@@ -114,7 +115,7 @@ class TestLimits:
         running = [span(1, 9), span(1, 9)]
         excess = over_limits(running, lowered, CALM)
         assert not excess.findings
-        assert excess.area_s == {"limit lowered": 4.0}
+        assert excess.area_s == {("total", "limit lowered"): 4.0}
         assert over_limits([*running, span(8, 9)], lowered, CALM).findings
 
 
@@ -252,6 +253,8 @@ class TestWords:
             (told("redis_unavailable", at_s=40.0, level="warning"), False),
             (told("redis_unavailable", by="g2", level="warning"), False),
             (told("redis_unavailable", level="error", exception="Traceback"), False),
+            (told("lease_reasserted", level="warning", cause="reaped_late"), True),
+            (told("lease_reasserted", level="warning", cause="lost_epoch"), False),
             (told("internal error", level="error"), False),
             (told("Task exception was never retrieved", level="warning"), False),
             (told("no JSON", level="stray", text="Traceback (most recent call last):"), False),
