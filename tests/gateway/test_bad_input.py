@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.answers import Stream
 from tests.support.client import Call, chat_body, fetch, request_bytes
 from tests.support.config_file import key_of
 from tests.support.scripted_engine import ScriptedEngine
@@ -97,11 +98,22 @@ async def test_a_key_in_either_header_is_good(gateway: Any, engine: ScriptedEngi
 
 
 async def test_the_tenant_comes_from_the_key_alone(open_gateway: Any, engine: ScriptedEngine) -> None:
-    del engine
+    """Whatever else of a request names a tenant: the place is charged to the key's."""
     gateway = await open_gateway(tenants={"acme": None, "other": None})
+    engine.answer = Stream(hold_after=1)
     headers = [("x-tenant-id", "other"), ("X-TENANT-ID", "other"), ("x_tenant_id", "other")]
-    answer = await ask(gateway, chat_body(user="other"), headers=headers)
-    assert answer.status == 200
+    call = await gateway.call(
+        path=f"{CHAT}?tenant=other&user=other", body=chat_body(user="other", tenant="other"), headers=headers
+    )
+    await call.first_token()
+    counts = await gateway.app.gate.count("demo", ["acme", "other"])
+    assert counts.tenants == {"acme": 1, "other": 0}
+    assert {name.lower().replace("_", "-") for name, _ in engine.requests[0].headers}.isdisjoint(
+        {"x-tenant-id"}
+    )
+    engine.finish_all()
+    await call.rest()
+    call.close()
     assert (await gateway.record())["tenant"] == "acme"
 
 
@@ -244,7 +256,10 @@ async def test_no_key_and_no_prompt_is_ever_logged(gateway: Any, engine: Scripte
     assert KEY not in log
 
 
-async def test_ten_thousand_names_grow_no_metric(gateway: Any, engine: ScriptedEngine) -> None:
+async def test_thousands_of_names_that_callers_make_up_grow_no_metric(
+    gateway: Any, engine: ScriptedEngine
+) -> None:
+    """Models, tenants and ids of requests: each new one would stay in memory and in every scrape."""
     del engine
 
     async def series() -> int:
@@ -253,10 +268,17 @@ async def test_ten_thousand_names_grow_no_metric(gateway: Any, engine: ScriptedE
     await served(gateway)
     before = await series()
     call = await Call.connect(gateway.url)
-    for n in range(300):
-        await call.send(request_bytes(gateway.url, key=KEY, body=chat_body(model=f"m{n}")))
+    for n in range(2000):
+        made_up = [("x-tenant-id", f"t{n}"), ("x-request-id", f"{n}" + "x" * 8000 * (n % 100 == 0))]
+        body = chat_body(model=f"m{n}")
+        await call.send(request_bytes(gateway.url, key=KEY, body=body, headers=made_up))
         assert await call.head() == 404
+        # Ours, and the caller's where it is no burden.
+        assert len(call.headers["x-request-id"]) == 32
+        assert call.headers.get("x-client-request-id") == (None if n % 100 == 0 else f"{n}")
         await call.rest()
         call.ended = None
     call.close()
+    assert (await ask(gateway, chat_body(model="m" * 1_000_000))).status == 400
+    assert (await ask(gateway, chat_body(), key="nobodys")).status == 401
     assert await series() - before < 5

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.answers import JSON, Stream, Usage, Whole
+from tests.support.answers import JSON, Stream, Usage, Whole, chunk
 from tests.support.client import Call, chat_body, fetch, request_bytes
 from tests.support.config_file import key_of
 from tests.support.reply import Reply
@@ -117,8 +117,11 @@ async def test_a_stream_in_single_bytes_arrives_whole(gateway: Any, engine: Scri
     await call.head()
     body = await call.rest()
     call.close()
-    assert body.count("你好🙂".encode()) == 2
-    assert body.endswith(b"data: [DONE]\n\n")
+    deltas: list[dict[str, Any]] = [{"role": "assistant", "content": None}]
+    deltas += [{"content": f"你好🙂{n}"} for n in range(2)]
+    sent = b"".join(chunk(delta) for delta in deltas) + chunk({}, "stop") + b"data: [DONE]\n\n"
+    assert "🙂".encode() in sent
+    assert hashlib.sha256(body).digest() == hashlib.sha256(sent).digest()
     assert (await gateway.record())["tokens"] == 2
 
 

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from tests.support.answers import Dies, Stream, Whole, failure
+from tests.support.answers import EVENT_STREAM, Dies, Stream, Whole, failure
 from tests.support.client import chat_body, fetch
+from tests.support.reply import Reply
 from tests.support.scripted_engine import ScriptedEngine
 from tests.support.waiting import wait_until
 
@@ -163,6 +164,25 @@ async def test_an_engine_that_dies_after_its_head_leaves_a_cut_reply(
     await left_alone(gateway, engine)
 
 
+async def test_a_stream_without_a_single_event_ends_as_the_engine_ended_it(
+    gateway: Any, engine: ScriptedEngine
+) -> None:
+    async def says_nothing(reply: Reply) -> None:
+        await reply.head(200, (EVENT_STREAM,))
+        await reply.end()
+
+    engine.answer = says_nothing
+    call = await gateway.call()
+    assert await call.head() == 200
+    assert call.headers["content-type"] == "text/event-stream"
+    assert await call.rest() == b""
+    assert call.ended == "clean"
+    call.close()
+    line = await gateway.record()
+    assert (line["reason"], line["tokens"]) == ("completed", 0)
+    await left_alone(gateway, engine)
+
+
 @pytest.mark.parametrize("status", [400, 401, 404, 429, 500, 502, 503, 504])
 async def test_an_engines_own_error_passes_untouched(
     gateway: Any, engine: ScriptedEngine, status: int
@@ -171,6 +191,7 @@ async def test_an_engines_own_error_passes_untouched(
     call = await gateway.call()
     assert await call.head() == status
     assert call.headers["retry-after"] == "7"
+    assert call.headers["content-type"] == "application/json"
     assert "tenure-refused" not in call.headers
     assert "tenure-lease" in call.headers
     assert (await call.json())["error"] == {

@@ -79,6 +79,13 @@ class Eye:
         """Return how many leases are live."""
         return (await self.counts()).total
 
+    async def lapsed(self) -> int:
+        """Return how many leases have ended by running out, whether or not anybody has dropped them yet."""
+        overdue = int(await self._client.zcard(TOTAL)) - await self.live()
+        entries: Any = await self._client.xrange(EVENTS)
+        reclaimed: int = sum(fields["kind"] == "reclaimed" for _, fields in entries)
+        return overdue + reclaimed
+
     async def see(self, live: int, why: str, timeout_s: float = 5) -> None:
         """Return as soon as exactly `live` leases are live."""
 
@@ -140,12 +147,14 @@ async def admits_exactly(
 async def control_arm(rig: Rig, engine: ScriptedEngine, number: int = 0) -> AsyncIterator[Eye]:
     """Hold one stream on replica `number` that nothing may touch, and yield an eye on Redis.
 
-    Takes the engine's `choose`; all other requests get its `answer`.
+    Takes the engine's `choose`; all other requests get its `answer`. Every place that is taken in the block
+    has to come back by being given back: one that was left to run out fails the test.
     """
     engine.choose = lambda seen: SLOW if CONTROL in seen.body else None
     body = chat_body(prompt=CONTROL.decode())
     async with looking_at(rig.configs[0]) as eye:
         await nothing_runs(eye, engine)
+        lapsed = await eye.lapsed()
         with await Call.start(rig.urls[number], key=rig.key(), body=body) as control:
             assert await control.first_token() is not None
             lease = control.headers["tenure-lease"]
@@ -153,6 +162,7 @@ async def control_arm(rig: Rig, engine: ScriptedEngine, number: int = 0) -> Asyn
             assert lease in {row.lease for row in await eye.leases()}
             assert await control.next_token() is not None
         await nothing_runs(eye, engine)
+        assert await eye.lapsed() == lapsed, "a place came back only because its lease ran out"
     engine.choose = None
 
 

@@ -148,6 +148,51 @@ async def test_thirty_leave_one_joins_and_the_engine_sees_only_that_one(
     await _all_gone(replicas, engine, lasting_redis)
 
 
+async def test_nobody_overtakes_those_of_its_own_tenant_while_newcomers_keep_coming(
+    replicas: Rig, engine: ScriptedEngine, lasting_redis: RedisServer
+) -> None:
+    """With every place that comes free somebody new asks, each time on another replica."""
+    lasting_redis.cli("HSET", LIMITS, "total", 1)
+    waiting, rounds = 10, 30
+    with ExitStack() as stack:
+        for n in range(1 + waiting):
+            stack.enter_context(await ask(replicas.urls[n % 3], "a", str(n)))
+            await (reached(engine, 1) if n == 0 else in_line(lasting_redis, n))
+        for n in range(rounds):
+            await wait_until(lambda: engine.held == 1, "one runs")
+            newcomer = await ask(replicas.urls[n % 3], "a", str(1 + waiting + n))
+            stack.enter_context(newcomer)
+            # It may find the place just free, and must leave it to those in line all the same.
+            engine.finish(1)
+            await reached(engine, 2 + n)
+            await in_line(lasting_redis, waiting)
+        prompts = [int(seen.json()["messages"][0]["content"]) for seen in engine.requests]
+        assert prompts == list(range(1 + rounds))
+        assert engine.max_open == 1
+    await _all_gone(replicas, engine, lasting_redis)
+
+
+async def test_one_who_waits_alone_for_long_starts_as_soon_as_a_place_is_free(
+    replicas: Rig, engine: ScriptedEngine, lasting_redis: RedisServer
+) -> None:
+    """Its tenant does nothing else meanwhile: no clean-up of what seems idle may take it along."""
+    lasting_redis.cli("HSET", LIMITS, "total", 1)
+    with await ask(replicas.urls[0], "a"):
+        await wait_until(lambda: engine.held == 1, "one runs")
+        with await ask(replicas.urls[1], "b") as waits:
+            await in_line(lasting_redis, 1)
+            async with looking_at(replicas.configs[0]) as eye:
+                until = (await eye.counts()).clock + 3 * TTL_S * 1000
+
+                async def is_over() -> bool:
+                    return (await eye.counts()).clock >= until
+
+                await wait_until(is_over, "three leases' time passes", 20)
+            engine.finish(1)
+            assert await waits.head(1.0) == 200
+    await _all_gone(replicas, engine, lasting_redis)
+
+
 async def test_a_place_of_a_killed_gateway_goes_to_a_waiter_on_another_replica(
     replicas: Rig, engine: ScriptedEngine, lasting_redis: RedisServer
 ) -> None:

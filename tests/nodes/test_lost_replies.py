@@ -6,6 +6,7 @@ The first replica talks to Redis through a shim that throws answers away; the se
 from __future__ import annotations
 
 import asyncio
+import itertools
 import re
 from collections import Counter
 from contextlib import ExitStack
@@ -16,7 +17,9 @@ import pytest_asyncio
 
 from services.permits.scripts import load
 from tests.nodes.places import Ends, admits_exactly, control_arm, each_ended_once, nothing_runs
+from tests.support.admin_client import ADMIN, AdminClient
 from tests.support.answers import Stream
+from tests.support.client import fetch
 from tests.support.redis_shim import RedisShim
 from tests.support.rig import Rig, rig
 from tests.support.waiting import wait_until
@@ -55,7 +58,7 @@ async def replicas(
     folder = tmp_path_factory.mktemp("lost_replies")
     limits = {"total": TOTAL, "cold": TOTAL}
     urls = [shim.url, lasting_redis.url]
-    async with rig(folder, urls, engines=[engine], gateways=2, fleet=limits) as started:
+    async with rig(folder, urls, engines=[engine], gateways=2, fleet=limits, admin=ADMIN) as started:
         yield started
 
 
@@ -134,6 +137,44 @@ async def test_a_release_whose_answer_is_lost_frees_one_place(
     each_ended_once(lines)
     assert {line["reason"] for line in lines} == {"completed"}
     await _is_as_before(replicas, lasting_engine, shim)
+
+
+async def test_releases_that_redis_refuses_now_and_then_leave_no_place_in_any_view(
+    replicas: Rig, lasting_engine: ScriptedEngine, shim: RedisShim
+) -> None:
+    """A refused release that was only noted would leave one count right and another one wrong."""
+    rounds = 300
+    lasting_engine.answer = Stream()
+    async with control_arm(replicas, lasting_engine, 1) as eye:
+        ends = Ends(replicas.gateways)
+        refused = shim.fail(_every_fifth("release"), 1_000_000)
+        for _ in range(rounds // BATCH):
+            await asyncio.gather(*(_to_the_end(ends, replicas.urls[0]) for _ in range(BATCH)))
+        await nothing_runs(eye, lasting_engine, but=1)
+        each_ended_once(await ends.reach(rounds))
+        assert refused.hits > 3
+        for url in replicas.urls:
+            # Only the control is left.
+            assert await _shown(url) == {"total": 1, "cold": 1, "acme": 1, "e1": 1}
+    await _is_as_before(replicas, lasting_engine, shim)
+
+
+def _every_fifth(verb: str) -> Callable[[bytes], bool]:
+    sha, calls = load()[verb].sha.encode(), itertools.count(1)
+    return lambda asked: sha in asked and next(calls) % 5 == 0
+
+
+async def _shown(url: str) -> dict[str, float]:
+    """Return what is in use in each pool, as a replica's metrics and its administration both have it."""
+    pools = (await AdminClient(url).ok("GET", "/fleets/demo"))["pools"]
+    told: dict[str, float] = {
+        **{name: pools[name]["in_use"] for name in ("total", "cold")},
+        **{name: pool["in_use"] for part in ("tenants", "engines") for name, pool in pools[part].items()},
+    }
+    lines = (await fetch(url, "/metrics")).body.decode().splitlines()
+    measured = [line.rsplit(" ", 1) for line in lines if re.match(r"tenure_(pool|tenant)_in_use\{", line)]
+    assert {re.split('[":]', name)[-2]: float(count) for name, count in measured} == told
+    return told
 
 
 async def test_a_request_that_is_cancelled_while_redis_is_asked_gives_its_grant_back(

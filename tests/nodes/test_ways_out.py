@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from tests.support.client import Call
     from tests.support.redis_server import RedisServer
-    from tests.support.reply import Script
+    from tests.support.reply import Reply, Script
     from tests.support.scripted_engine import ScriptedEngine
 
 pytestmark = [
@@ -51,6 +51,13 @@ async def replicas(
         yield started
 
 
+async def says_502_and_never_ends(reply: Reply) -> None:
+    """The head of an error, and of its body a piece."""
+    await reply.head(502, (("content-type", "application/json"),))
+    await reply.piece(b'{"error": ')
+    await reply.hold()
+
+
 @dataclass(frozen=True)
 class Way:
     """How the engine answers, what the client does with that, and how such requests are said to end."""
@@ -72,8 +79,20 @@ async def leaves_before_the_headers(call: Call, engine: ScriptedEngine, together
     call.reset()
 
 
+async def leaves_after_the_head(call: Call, engine: ScriptedEngine, together: asyncio.Barrier) -> None:
+    await call.head()
+    call.reset()
+
+
 async def leaves_after_the_first_token(call: Call, engine: ScriptedEngine, together: asyncio.Barrier) -> None:
     assert await call.first_token() is not None
+    call.reset()
+
+
+async def leaves_after_some_tokens(call: Call, engine: ScriptedEngine, together: asyncio.Barrier) -> None:
+    await call.head()
+    for _ in range(random.randrange(20)):
+        assert await call.next_event() is not None
     call.reset()
 
 
@@ -96,7 +115,13 @@ def one_of(*reasons: str, status: int | None = 200) -> frozenset[tuple[str, int 
 GONE_EARLY = one_of("client_disconnect", status=None)
 WAYS = {
     "eof": Way(Stream(), reads_to_the_end, one_of("completed")),
+    "engine_answers_429": Way(failure(429), reads_to_the_end, one_of("completed", status=429)),
     "engine_answers_500": Way(failure(500), reads_to_the_end, one_of("completed", status=500)),
+    "engine_answers_502": Way(failure(502), reads_to_the_end, one_of("completed", status=502)),
+    "engine_answers_504": Way(failure(504), reads_to_the_end, one_of("completed", status=504)),
+    "client_leaves_an_error_without_end": Way(
+        says_502_and_never_ends, leaves_after_the_head, one_of("client_disconnect", status=502)
+    ),
     "engine_dies_before_headers": Way(
         Dies("before_head"), reads_to_the_end, one_of("engine_error", status=502)
     ),
@@ -109,6 +134,7 @@ WAYS = {
     "client_leaves_after_first_token": Way(
         ENDLESS, leaves_after_the_first_token, one_of("client_disconnect")
     ),
+    "client_leaves_after_some_tokens": Way(ENDLESS, leaves_after_some_tokens, one_of("client_disconnect")),
     "client_leaves_with_the_last_byte": Way(
         Stream(), leaves_with_the_last_byte, one_of("completed", "client_disconnect")
     ),
@@ -132,6 +158,10 @@ async def test_each_way_out_gives_the_place_back_once(
         for _ in range(rounds // BATCH):
             await _batch(replicas, lasting_engine, way, ends)
             await nothing_runs(eye, lasting_engine, but=1)
+            # Kept connections may be used again; they are never more than requests ran at once.
+            await wait_until(
+                lambda: lasting_engine.sockets <= BATCH + 1, "the engine's connections are closed"
+            )
         lines = await ends.reach(rounds)
         assert await eye.grants() - grants == rounds
         assert len(lasting_engine.requests) - seen == rounds

@@ -133,12 +133,16 @@ async def test_five_connections_serve_five_hundred_callers_at_once(url: str, see
     limits = {"total": 300, "cold": 300, "tenant_default": 300}
     async with a_store(url) as store:
         await store.set_limits("f", limits, who="test")
-    async with a_gate(url, max_connections=5) as gate:
+    heard = Heard()
+    # Without Redis this policy grants nothing, so a call that failed for want of a connection would show.
+    async with a_gate(url, max_connections=5, redis_loss="closed", listener=heard) as gate:
         answers = await asyncio.gather(*(gate.take(demand()) for _ in range(500)), return_exceptions=True)
         granted = [answer for answer in answers if isinstance(answer, Permit)]
         refused = [answer for answer in answers if isinstance(answer, Refused)]
         assert (len(granted), len(refused)) == (300, 200)
         assert {refusal.code for refusal in refused} == {"tenant_quota"}
+        assert seen.live() == {permit.id for permit in granted}
+        assert all(heard.up)
         assert len(seen.client.client_list()) <= 5 + 2 + 2
         for permit in granted:
             permit.close()
@@ -183,6 +187,12 @@ async def test_cancelled_calls_leave_no_reply_for_the_next_one(url: str, seen: S
                 *(stays(n) for n in range(60)),
                 *(after(asyncio.create_task(leaves(n)), rng.randrange(40)) for n in range(60)),
             )
+        for _ in range(50):
+            asking = asyncio.create_task(gate.count("f"))
+            for _ in range(3):
+                await asyncio.sleep(0)  # sent by now, and not yet answered
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
         await wait_until(seen.nothing_left, "everything went back")
         assert gate.live() == 0
         # Nor does a caller who leaves cost a connection, which would be thrown away to be safe.

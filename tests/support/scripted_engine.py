@@ -80,6 +80,11 @@ class ScriptedEngine(Instrument):
         return self._thread.do(lambda: self._open) if self._thread.running else self._open
 
     @property
+    def sockets(self) -> int:
+        """Return how many connections are open now, idle ones included."""
+        return self._thread.do(lambda: len(self._peers))
+
+    @property
     def held(self) -> int:
         """Return how many replies wait for `finish` now."""
         return len(self._held.waiting)
