@@ -79,8 +79,8 @@ async def _soak(
     async with world(folder) as made:
         load = Load(made, book, options.seed, options.clients, options.think_s)
         injector = Injector(made, book, random.Random(f"{options.seed} faults"), _gap_s(options.gap_s))
-        officer = Officer(made, book, random.Random(f"{options.seed} officer"))
         watch, logs = Watch(made, book), Logs(folder, book)
+        officer = Officer(made, book, random.Random(f"{options.seed} officer"), watch)
         await watch.look()
         inspector = Inspector(made, book, load, injector, officer, watch, logs)
         running = (load, officer, watch, logs) if options.each else (load, injector, officer, watch, logs)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from tests.soak.book import Book
+    from tests.soak.watch import Watch
     from tests.support.admin_client import AdminClient
 
 # What is set in turns; the first of each is what the file says.
@@ -38,6 +39,7 @@ class Officer:
     world: World
     book: Book
     rng: random.Random
+    watch: Watch
     wanted: dict[str, set[int]] = field(default_factory=lambda: {name: {v[0]} for name, v in VALUES.items()})
     _going: asyncio.Event = field(default_factory=asyncio.Event)
     _idle: asyncio.Event = field(default_factory=asyncio.Event)
@@ -71,6 +73,7 @@ class Officer:
         """Put every limit back to what the file says; at rest, so that nothing is in doubt afterwards."""
         for name, values in VALUES.items():
             await set_limit(self.world.admin(REPLICAS[-1]), name, values[0])
+        await self.watch.look()
         self.wanted = {name: {values[0]} for name, values in VALUES.items()}
 
     async def _limits(self) -> None:
@@ -93,6 +96,8 @@ class Officer:
 
     async def _set(self, name: str, value: int) -> None:
         await set_limit(self.world.admin(self.rng.choice(REPLICAS)), name, value)
+        # A value that is in force for a moment only must be seen, too.
+        await self.watch.look()
 
     def _disturbed(self) -> bool:
         return any(fault.end_s == float("inf") for fault in self.book.faults)

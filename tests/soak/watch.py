@@ -32,6 +32,7 @@ class Watch:
     book: Book
     events: dict[str, int] = field(default_factory=dict)
     _after: str = "-"
+    _looking: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def run(self) -> None:
         """Look until cancelled."""
@@ -40,11 +41,15 @@ class Watch:
             await asyncio.sleep(LOOK_S)
 
     async def look(self) -> None:
-        """Look once."""
-        try:
-            at_s, limits, events = await asyncio.to_thread(self._read)
-        except redis.RedisError:
-            return
+        """Look once; two at once would count an event twice."""
+        async with self._looking:
+            try:
+                at_s, limits, events = await asyncio.to_thread(self._read)
+            except redis.RedisError:
+                return
+            self._note(at_s, limits, events)
+
+    def _note(self, at_s: float, limits: dict[str, str], events: list[tuple[str, dict[str, str]]]) -> None:
         if "total" in limits:
             self.book.chapter.limits.append((at_s, whole_numbers(limits)))
         for event_id, fields in events:
