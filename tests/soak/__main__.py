@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 from rich.console import Console
 
 from tests.soak.book import Book
+from tests.soak.canary import Canary
 from tests.soak.faults import WEIGHTS, Injector
 from tests.soak.ledger import Ledger
 from tests.soak.load import Load
@@ -83,8 +84,9 @@ async def _soak(
         officer = Officer(made, book, random.Random(f"{options.seed} officer"), watch)
         await watch.look()
         inspector = Inspector(made, book, load, injector, officer, watch, logs)
-        running = (load, officer, watch, logs) if options.each else (load, injector, officer, watch, logs)
-        parts = [asyncio.create_task(part.run()) for part in running]
+        parts = [asyncio.create_task(part.run()) for part in (load, officer, watch, logs, Canary(made, book))]
+        if not options.each:
+            parts.append(asyncio.create_task(injector.run()))
         try:
             if options.each:
                 await _tour(options.each, inspector, ledger, console)

@@ -37,8 +37,9 @@ class Trial:
     requests: int = 0
     # Requests that were neither served nor refused for a full pool, and deserved it.
     harmed: Counter[str] = field(default_factory=Counter)
+    # Of any pool; request seconds by kind of pool.
     most_over: int = 0
-    over_s: float = 0.0
+    over_s: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     # The longest time in which the engine got no request; without a fault it is the load's own.
     longest_gap_s: float = 0.0
     quiet_s: float = 0.0
@@ -51,9 +52,9 @@ class Trial:
         self.requests += len(rest.asked)
         self.harmed.update(one.code or one.end for one in rest.asked if not served(one))
         for (pool, why), most in rest.excess.most.items():
-            if pool == "total" and why != "limit lowered":
+            if why != "limit lowered":
                 self.most_over = max(self.most_over, most)
-                self.over_s += rest.excess.area_s[pool, why]
+                self.over_s[pool] += rest.excess.area_s[pool, why]
         self.longest_gap_s = max(self.longest_gap_s, rest.longest_gap_s)
         self.quiet_s = max(self.quiet_s, rest.took_s)
         self.reclaimed += rest.reclaimed
@@ -150,7 +151,7 @@ class Ledger:
                 str(trial.requests),
                 ", ".join(f"{code} {count}" for code, count in trial.harmed.most_common()),
                 str(trial.most_over),
-                f"{trial.over_s:.2f}",
+                ", ".join(f"{pool} {seconds:.2f}" for pool, seconds in trial.over_s.items()),
                 f"{trial.longest_gap_s:.2f}",
                 f"{trial.quiet_s:.1f}",
             )

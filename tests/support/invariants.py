@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 # whoever cannot ask admits its share, and whoever slept runs on. Nothing else may exceed a limit.
 APART: Final = frozenset({
     "sigstop", "blackhole", "one_way", "stall", "delay", "refuse", "reset", "client_kill", "redis_sleep",
-    "client_pause", "redis_restart", "oom",
+    "client_pause", "redis_restart", "oom", "slow",
 })  # fmt: skip
 # Redis forgets.
 LOSS: Final = frozenset({"flushall", "redis_restart"})

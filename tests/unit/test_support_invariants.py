@@ -97,7 +97,7 @@ class TestLimits:
 
     @pytest.mark.parametrize(
         ("kind", "excused"),
-        [("sigstop", True), ("kill", False), ("flushall", False), ("script_flush", False)],
+        [("sigstop", True), ("slow", True), ("kill", False), ("flushall", False), ("script_flush", False)],
     )
     def test_only_a_gateway_that_was_apart_may_exceed(self, kind: str, excused: bool) -> None:
         spans = [span(1, 9), span(1, 9), span(8, 9)]
