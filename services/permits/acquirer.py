@@ -39,7 +39,9 @@ CALL_S: Final = 0.8
 # How long a closing gate waits for answers that nobody waits for any more: a little longer than one call.
 LAST_ANSWERS_S: Final = 1.2
 
-Asking = asyncio.Task[Answer]
+# How many acquires may be under way: Redis works through so many in a few milliseconds, and a burst that
+# waits here can still be taken back.
+AT_ONCE_MAX: Final = 64
 
 
 class Acquirer:
@@ -54,7 +56,6 @@ class Acquirer:
         times: LeaseTimes,
         fleets: Mapping[str, FleetPolicy],
         listener: Listener,
-        at_once_max: int,
     ) -> None:
         """Use what the gate owns."""
         self._store = store
@@ -64,10 +65,9 @@ class Acquirer:
         self._fleets = fleets
         self._listener = listener
         self._sequence = itertools.count(1)
-        # A burst waits here, in order, and not for a connection: that wait is short and its end an outage.
-        self._turns = asyncio.Semaphore(at_once_max)
-        # Calls whose caller left before the answer.
-        self._left: set[Asking] = set()
+        self._turns = asyncio.Semaphore(AT_ONCE_MAX)
+        # What is awaited for callers who left before their answer.
+        self._left: set[asyncio.Future[None]] = set()
 
     async def take(self, demand: Demand) -> Permit:
         """Take a permit that the caller must close; see `Gate.hold` for what may be raised."""
@@ -104,16 +104,11 @@ class Acquirer:
             waiters.leave(fleet, permit.id)
 
     async def _ask(self, permit: Permit) -> Answer | None:
-        """Ask Redis, shielded from the caller's cancellation; None: decided without Redis."""
-        asking = asyncio.create_task(self._ask_twice(permit))
+        """Ask Redis; None: decided without it. Cancelled, it gives back what Redis grants all the same."""
         try:
-            return await asyncio.shield(asking)
+            return await self._ask_twice(permit)
         except asyncio.CancelledError:
-            if permit.state is State.HELD:
-                # The answer came in the same turn of the loop as the cancellation.
-                permit.close()
-            else:
-                self._leave(permit, asking)
+            self._leave(permit)
             raise
         except Unavailable:
             self._take_share(permit)
@@ -124,19 +119,21 @@ class Acquirer:
         if self._left:
             await asyncio.wait(self._left, timeout=LAST_ANSWERS_S)
 
-    def _leave(self, permit: Permit, asking: Asking) -> None:
-        """Let the call go on without its caller: cut, its reply would be read by somebody else."""
+    def _leave(self, permit: Permit) -> None:
+        """Release the id as soon as no acquire of it can still be carried out."""
         permit.move(Move.LEAVE)
-        self._left.add(asking)
-        asking.add_done_callback(lambda asked: self._give_up(permit, asked))
+        settled = self._store.settled()
+        if settled.done():
+            self._release_blind(permit)
+        else:
+            self._left.add(settled)
+            settled.add_done_callback(lambda settled: self._give_up(permit, settled))
 
     async def _ask_twice(self, permit: Permit) -> Answer:
-        """Ask once more after a failure that the ticker could mend; never cancelled."""
+        """Ask once more after a failure that the ticker could mend."""
         try:
             return await self._ask_once(permit)
         except Unavailable:
-            if permit.state is State.ABANDONED:
-                raise
             self._ticker.suspect()
             # The same id: if the first call was carried out after all, this one gets its answer.
             return await self._ask_once(permit)
@@ -146,10 +143,8 @@ class Acquirer:
         fleet = permit.fleet
         view = self._ticker.view(fleet)
         async with self._turns:
-            # Redis may have gone, or the caller left, while this one waited for its turn.
+            # Redis may have gone while this one waited for its turn.
             await self._verdict()
-            if permit.state is State.ABANDONED:
-                raise Unavailable("the caller left before Redis was asked")
             sent_s = monotonic()
             answer = await self._store.acquire(permit.demand, lease=permit.id, holder=self._holder)
         self._notice(fleet, view, answer.stamp)
@@ -234,15 +229,9 @@ class Acquirer:
         self._ticker.enroll(permit)
         self._listener.admission(fleet, "granted")
 
-    def _give_up(self, permit: Permit, asked: Asking) -> None:
-        """Give back what a caller who left was granted, or may have been."""
-        self._left.discard(asked)
-        if asked.cancelled() or asked.exception() is not None or isinstance(asked.result(), Queued):
-            self._release_blind(permit)
-        elif isinstance(asked.result(), Granted):
-            self._ticker.freed(permit)
-        else:
-            permit.move(Move.REFUSE)
+    def _give_up(self, permit: Permit, settled: asyncio.Future[None]) -> None:
+        self._left.discard(settled)
+        self._release_blind(permit)
 
     def _release_blind(self, permit: Permit) -> None:
         """Release an id whose acquire may or may not have been carried out."""

@@ -1,17 +1,17 @@
 """Runs scripts by the names in their headers. The verbs, with their types, are in `store.py`."""
 
+import asyncio
 import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from redis.asyncio import Redis
 from redis.exceptions import ReadOnlyError, RedisError
 
 from services.permits.clock import monotonic
+from services.permits.connect import Client
 from services.permits.errors import Unavailable
 from services.permits.events import Listener, Silent
 from services.permits.keys import FleetKeys, SharedKeys
-from services.permits.lanes import Lanes
 from services.permits.model import LeaseTimes
 from services.permits.replies import read
 from services.permits.scripts import Arg, Script, load
@@ -22,7 +22,7 @@ class ScriptCaller:
 
     def __init__(
         self,
-        client: Redis,
+        client: Client,
         *,
         prefix: str = "tenure",
         times: LeaseTimes | None = None,
@@ -30,13 +30,16 @@ class ScriptCaller:
     ) -> None:
         """Bind to a client of this event loop; loads the scripts from disk once per process."""
         self._client = client
-        self._lanes = Lanes(client)
         self._times = times or LeaseTimes()
         self._listener = listener or Silent()
         self._scripts: Mapping[str, Script] = load()
         self._prefix = prefix
         self._fleet_keys: dict[str, FleetKeys] = {}
         self.shared = SharedKeys(prefix)
+
+    def settled(self) -> "asyncio.Future[None]":
+        """Return a future that is done once no script that was sent so far can still be carried out."""
+        return self._client.pipe.settled()
 
     def keys(self, fleet: str) -> FleetKeys:
         """Return the key builder of a fleet."""
@@ -80,7 +83,7 @@ class ScriptCaller:
         }
         began_s = monotonic()
         try:
-            return await self._plain(self._lanes.run(script, *script.arrange(keys, named, rest)))
+            return await self._plain(self._client.pipe.run(script, *script.arrange(keys, named, rest)))
         finally:
             self._listener.script(verb, monotonic() - began_s)
 
@@ -89,7 +92,7 @@ class ScriptCaller:
             return await call
         except ReadOnlyError as error:
             # A primary that was demoted under our feet: its connections stay open and would say so for ever.
-            await self._lanes.drop()
+            self._client.pipe.drop()
             await self._client.connection_pool.disconnect(inuse_connections=False)
             raise Unavailable(f"{type(error).__name__}: {error}") from error
         except (RedisError, OSError, TimeoutError) as error:

@@ -1,14 +1,14 @@
 """Makes Redis clients that wait for a connection instead of failing, and that never hang."""
 
-from typing import Any, Final
+from typing import Final
 
-import hiredis
-from redis.asyncio import BlockingConnectionPool, Connection, Redis, SSLConnection, UnixDomainSocketConnection
+from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialWithJitterBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from services.permits.errors import Unusable
+from services.permits.pipe import Pipe
 
 CONNECT_TIMEOUT_S: Final = 0.5
 # One more attempt, at once: a pooled connection may have died while it was idle. All scripts are
@@ -16,49 +16,27 @@ CONNECT_TIMEOUT_S: Final = 0.5
 _RETRY: Final = 1
 
 
-class _Packed:
-    """Packs and writes a command in C, where redis-py's asyncio client does it in Python and in a task.
+class Client(Redis):
+    """redis-py's client for plain commands, with a pipe beside it for scripts."""
 
-    One script call has over twenty arguments, and there are two per request.
-    """
+    def __init__(self, pool: BlockingConnectionPool, *, timeout_s: float) -> None:
+        """Own `pool` and the pipe; `aclose` closes both."""
+        super().__init__(connection_pool=pool)
+        self.auto_close_connection_pool = True
+        self.pipe: Final = Pipe(pool, timeout_s=timeout_s)
 
-    def pack_command(self, *args: Any) -> list[bytes]:  # noqa: ANN401  (what redis-py passes)
-        return [hiredis.pack_command(args)]
-
-    async def send_packed_command(self, command: Any, check_health: bool = True) -> None:  # noqa: ANN401, FBT001, FBT002
-        writer: Any = getattr(self, "_writer", None)
-        if writer is None or writer.is_closing() or writer.transport.get_write_buffer_size():
-            try:
-                await super().send_packed_command(command, check_health)  # type: ignore[misc]
-            except RuntimeError as error:
-                # uvloop closes a transport that was reset, and says this of a write to it.
-                raise RedisConnectionError(str(error)) from error
-        else:
-            # Nothing is buffered, so there is nothing to wait for; a write that fails shows in the read.
-            writer.writelines(command)
+    async def aclose(self, close_connection_pool: bool | None = None) -> None:  # noqa: FBT001  (as redis-py has it)
+        """Close all connections; calls that are under way fail."""
+        await self.pipe.close()
+        await super().aclose(close_connection_pool)
 
 
-class _PackedConnection(_Packed, Connection): ...
-
-
-class _PackedSSLConnection(_Packed, SSLConnection): ...
-
-
-class _PackedUnixConnection(_Packed, UnixDomainSocketConnection): ...
-
-
-_PACKED: Final = {
-    Connection: _PackedConnection,
-    SSLConnection: _PackedSSLConnection,
-    UnixDomainSocketConnection: _PackedUnixConnection,
-}
-
-
-def connect(url: str, *, max_connections: int = 20, timeout_s: float = 1.0) -> Redis:
+def connect(url: str, *, max_connections: int = 20, timeout_s: float = 1.0) -> Client:
     """Return a client of `url`; nothing is sent yet.
 
-    At most `max_connections` are open; a caller waits up to `timeout_s` for one of them, and as long for
-    each reply. The caller owns the client and closes it with `aclose`.
+    For plain commands at most `max_connections` are open; a caller waits up to `timeout_s` for one of them,
+    and as long for each reply. Scripts have one of their own. The caller owns the client and closes it with
+    `aclose`.
     """
     if not url.startswith(("redis://", "rediss://", "unix://")):
         raise Unusable(
@@ -74,5 +52,4 @@ def connect(url: str, *, max_connections: int = 20, timeout_s: float = 1.0) -> R
         retry=Retry(ExponentialWithJitterBackoff(base=0.01, cap=0.05), _RETRY, (RedisConnectionError,)),
         retry_on_error=[RedisConnectionError],
     )
-    pool.connection_class = _PACKED[pool.connection_class]
-    return Redis.from_pool(pool)
+    return Client(pool, timeout_s=timeout_s)

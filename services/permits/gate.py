@@ -28,9 +28,8 @@ from services.permits.wake import WakeListener
 
 T = TypeVar("T")
 
-# A gate's connections to Redis; so many of them are kept free of acquires: for counts, moves, and wake-ups.
-CONNECTIONS_MAX: Final = 20
-CONNECTIONS_SPARE: Final = 4
+# A gate's connections for plain commands and wake-ups; scripts have one of their own.
+CONNECTIONS_MAX: Final = 4
 
 
 class Gate:
@@ -45,7 +44,6 @@ class Gate:
         times: LeaseTimes,
         fleets: Mapping[str, FleetPolicy],
         listener: Listener,
-        acquires_at_once_max: int = CONNECTIONS_MAX - CONNECTIONS_SPARE,
     ) -> None:
         """Use `open_gate`, which also starts the ticker."""
         self.holder = holder
@@ -59,7 +57,6 @@ class Gate:
             times=times,
             fleets=fleets,
             listener=listener,
-            at_once_max=acquires_at_once_max,
         )
 
     def hold(self, demand: Demand) -> "Hold":
@@ -162,7 +159,6 @@ async def open_gate(
     times: LeaseTimes | None = None,
     keys: Mapping[str, str] | None = None,
     listener: Listener | None = None,
-    max_connections: int = CONNECTIONS_MAX,
     on_drain: Callable[[], None] | None = None,
     loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None,
 ) -> AsyncIterator[Gate]:
@@ -188,7 +184,7 @@ async def open_gate(
         on_drain=on_drain,
         loop_factory=loop_factory,
     )
-    client = connect(redis_url, max_connections=max_connections, timeout_s=CALL_S)
+    client = connect(redis_url, max_connections=CONNECTIONS_MAX, timeout_s=CALL_S)
     store = Store(client, prefix=prefix, times=times, listener=listener)
     gate = Gate(
         store=store,
@@ -197,7 +193,6 @@ async def open_gate(
         times=times,
         fleets=fleets,
         listener=listener,
-        acquires_at_once_max=max(1, max_connections - CONNECTIONS_SPARE),
     )
     channels = {store.keys(fleet).wake(holder): fleet for fleet in fleets}
     listener_of_wakes = WakeListener(client, channels, ticker.hear, ticker.tick_waiters)

@@ -1,4 +1,4 @@
-"""Loads `lua/` and expands its includes; `lanes.py` runs the scripts by their SHA.
+"""Loads `lua/` and expands its includes; `pipe.py` runs the scripts by their SHA.
 
 The text travels with each process and is addressed by its own hash, so two versions of Tenure can share
 one Redis during a rollout. A Redis that does not know a script (new, restarted, failed over, flushed) is

@@ -80,7 +80,6 @@ async def a_gate(
     times: LeaseTimes = TIMES,
     keys: Mapping[str, str] | None = None,
     listener: Listener | None = None,
-    max_connections: int = 20,
     **policy: Any,
 ) -> AsyncIterator[Gate]:
     """Open a gate on fleet `f`; `policy` is that of FleetPolicy."""
@@ -91,7 +90,6 @@ async def a_gate(
         times=times,
         keys=keys,
         listener=listener,
-        max_connections=max_connections,
     ) as gate:
         yield gate
 
