@@ -15,7 +15,7 @@ from redis.exceptions import AuthenticationError, RedisError, ResponseError
 
 from services.cli.failure import address, why
 from services.cli.findings import Finding, fine, note, problem
-from services.permits.connect import connect
+from services.permits.connect import Client, connect
 from services.permits.errors import PermitError
 from services.permits.keys import FleetKeys
 from services.permits.store import Store
@@ -46,7 +46,7 @@ async def examine_redis(settings: Settings) -> list[Finding]:
         return findings
 
 
-async def _questions(client: Redis, info: Info, settings: Settings) -> AsyncGenerator[Finding]:
+async def _questions(client: Client, info: Info, settings: Settings) -> AsyncGenerator[Finding]:
     yield _version(info)
     yield await _features(client, info)
     yield _role(info)
@@ -153,7 +153,7 @@ def _cluster(info: Info, settings: Settings) -> Finding:
     return fine(check, "single server; the keys of each fleet share one cluster slot")
 
 
-async def _fleet_scripts(client: Redis, fleet: str, settings: Settings) -> Finding:
+async def _fleet_scripts(client: Client, fleet: str, settings: Settings) -> Finding:
     check = f"redis.fleet.{fleet}"
     store = Store(client, prefix=settings.redis.prefix)
     try:
@@ -175,7 +175,7 @@ async def _fleet_scripts(client: Redis, fleet: str, settings: Settings) -> Findi
 
 
 @asynccontextmanager
-async def _client(url: str) -> AsyncIterator[Redis]:
+async def _client(url: str) -> AsyncIterator[Client]:
     client = connect(url, max_connections=_CONNECTIONS)
     try:
         yield client

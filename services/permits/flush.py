@@ -1,9 +1,45 @@
-"""Sends one run of the outbox: entries of one kind and fleet, in one call."""
+"""Sends what waits in the outbox, in runs: entries of one kind and fleet, in one call."""
 
 from collections.abc import Sequence
 
-from services.permits.outbox import Downgrade, Entry, Evidence, Release, fleet_of
-from services.permits.store import Store
+from services.permits.outbox import Downgrade, Entry, Evidence, Outbox, Release, fleet_of
+from services.permits.permit import Permit
+from services.permits.states import Move, State
+from services.permits.store import LEASES_PER_RELEASE_MAX, Store
+
+
+async def flush_next(store: Store, outbox: Outbox) -> list[Entry]:
+    """Send the next run and return it, empty when nothing waits; what could not be sent waits again.
+
+    Raises Unavailable.
+    """
+    run = outbox.take_run(LEASES_PER_RELEASE_MAX)
+    if not run:
+        return run
+    try:
+        await flush_run(store, run)
+    except BaseException:
+        if isinstance(run[0], Evidence):
+            # At maxmemory it is refused while releases and ticks, which come after it, would pass.
+            outbox.drop_evidence()
+        else:
+            outbox.put_back(run)
+        raise
+    return run
+
+
+def freed_of(run: Sequence[Entry]) -> list[Permit]:
+    """Return the permits of a run whose places are free now."""
+    return [entry.permit for entry in run if isinstance(entry, Release)]
+
+
+def tell_freed(permits: Sequence[Permit], at_s: float) -> None:
+    """Tell permits, in their owners' loop, that Redis acknowledged their release at `at_s`, monotonic."""
+    for permit in permits:
+        if permit.state is State.CLOSING:
+            permit.move(Move.FREED)
+        if permit.on_released is not None:
+            permit.on_released(at_s)
 
 
 async def flush_run(store: Store, run: Sequence[Entry]) -> None:

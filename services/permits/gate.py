@@ -18,6 +18,7 @@ from typing import Final, TypeVar
 from services.permits.acquirer import CALL_S, Acquirer
 from services.permits.connect import connect
 from services.permits.events import Listener, Silent
+from services.permits.flusher import Flusher
 from services.permits.model import Counts, Demand, FleetPolicy, LeaseTimes
 from services.permits.names import check_name
 from services.permits.permit import Permit
@@ -50,6 +51,7 @@ class Gate:
         self._store = store
         self._ticker = ticker
         self._fleets = fleets
+        self._flusher = Flusher(store, ticker)
         self._acquirer = Acquirer(
             store=store,
             ticker=ticker,
@@ -116,8 +118,12 @@ class Gate:
         return await self._acquirer.take(demand)
 
     async def last_answers(self) -> None:
-        """Wait, for a bounded time, until it is known what callers who left were granted."""
+        """Wait, for a bounded time, until it is known what callers who left were granted.
+
+        What is to be told to Redis from now on, the ticker tells.
+        """
         await self._acquirer.last_answers()
+        await self._flusher.stop()
 
 
 class Hold:

@@ -1,4 +1,4 @@
-"""What is still to be told to Redis. Appending never waits; one task flushes.
+"""What is still to be told to Redis. Appending never waits; see `flush.py` for who tells.
 
 Releases, downgrades and evidence are facts about the past: they may be sent late and twice, and those of
 different kinds in any order (a downgrade after the release of the same permit finds nothing to give back).
@@ -58,24 +58,24 @@ def fleet_of(entry: Entry) -> str:
 
 
 class Outbox:
-    """A bounded, thread-safe set of queues with one reader."""
+    """A bounded, thread-safe set of queues."""
 
-    def __init__(self, wake: Callable[[], None]) -> None:
-        """`wake` is called after an append to an empty outbox; it must be thread-safe and quick."""
+    def __init__(self, on_filled: Callable[[], None]) -> None:
+        """`on_filled`, which may be replaced, is called after an append to an empty outbox; it is quick."""
         self._lanes: dict[tuple[type[Entry], str], deque[Entry]] = {}
         self._count = 0
         self._lock = threading.Lock()
-        self._wake = wake
+        self.on_filled = on_filled
 
     def append(self, entry: Entry) -> None:
-        """Add an entry; safe from any thread, never waits."""
+        """Add an entry; never waits."""
         with self._lock:
             first = self._count == 0
             self._lanes.setdefault((type(entry), fleet_of(entry)), deque()).append(entry)
             self._count += 1
             self._shrink()
         if first:
-            self._wake()
+            self.on_filled()
 
     def take_run(self, most: int) -> list[Entry]:
         """Take the oldest entries of one kind and fleet, at most `most`: what one call can carry."""

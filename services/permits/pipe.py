@@ -36,6 +36,7 @@ class Pipe:
         self._timeout_s = timeout_s
         self._line: _Line | None = None
         self._connecting: asyncio.Task[_Line] | None = None
+        self._closed = False
 
     async def run(self, script: Script, keys: Sequence[str], args: Sequence[Arg]) -> Reply:
         """Run one script and return its raw reply; errors are redis-py's own.
@@ -63,13 +64,14 @@ class Pipe:
             line.retire()
 
     async def close(self) -> None:
-        """Close the connection; calls that wait fail."""
+        """Close the connection; calls that are under way fail, and those that come."""
+        self._closed = True
         if self._connecting is not None:
             self._connecting.cancel()
             await asyncio.gather(self._connecting, return_exceptions=True)
         line, self._line = self._line, None
         if line is not None:
-            line.abort(RedisConnectionError("closed"))
+            line.abort(_closed())
             await line.closed
 
     async def _call(self, *command: Arg) -> Reply:
@@ -81,6 +83,8 @@ class Pipe:
     async def _ready(self) -> "_Line":
         if self._line is not None and not self._line.closed.done():
             return self._line
+        if self._closed:
+            raise _closed()
         if self._connecting is None:
             self._connecting = asyncio.create_task(self._connect())
             self._connecting.add_done_callback(self._connected)
@@ -202,6 +206,10 @@ class _Line(asyncio.Protocol):
             self._timer = self._loop.call_later(left_s, self._look)
         else:
             self.abort(RedisTimeoutError(f"no reply from Redis within {self._timeout_s:g} s"))
+
+
+def _closed() -> RedisConnectionError:
+    return RedisConnectionError("the client is closed")
 
 
 def _taken_from(connection: Connection) -> asyncio.StreamWriter:

@@ -2,11 +2,11 @@
 
 The gateway's event loop may be blocked for seconds (a large body, a garbage collection, a bug); its leases
 must not lapse for that. So one thread with a loop and a connection of its own does, strictly in order:
-flush the outbox, tick each fleet that is due, look at the keys. In order, so that a release can never be
-overtaken by an older tick of the same process.
+flush the outbox, tick each fleet that is due, look at the keys. The owners' loop flushes too, and sooner, but
+never while a tick is under way: a release must not be overtaken by an older tick of the same process.
 
-`enroll`, `freed`, `downgraded`, `witness`, `tick_soon` and the views may be called from any thread. What
-permits are told (lost, released) is delivered in the event loop that started the ticker.
+`tick_soon`, `wake` and the views may be called from any thread, all else in the event loop that started the
+ticker; there permits are told what became of them (lost, released).
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from services.permits.connect import connect
 from services.permits.directory import REFRESH_S, Directory
 from services.permits.errors import Unavailable, Unusable
 from services.permits.events import Listener
-from services.permits.flush import flush_run
+from services.permits.flush import flush_next, freed_of, tell_freed
 from services.permits.holdings import Holdings
 from services.permits.model import Cut, FleetPolicy, LeaseTimes
 from services.permits.outbox import Downgrade, Evidence, Outbox, Release
@@ -30,16 +30,13 @@ from services.permits.permit import Permit
 from services.permits.probe import probe
 from services.permits.renewal import FleetView, Renewal
 from services.permits.states import Move, State
-from services.permits.store import LEASES_PER_RELEASE_MAX, Store
+from services.permits.store import Store
 from services.permits.waiters import News, Waiters
 
 # How long a stopping process tries to hand its last releases to Redis.
 LAST_FLUSH_S: Final = 2.0
 # In place of a lease id: what follows is said to the gateway itself. See lua/drain.lua.
 WHOLE_GATEWAY: Final = "*"
-# How long the first release waits for others to share its call: much less than a place is free anyway
-# before anybody can use it, and at a thousand requests a second it saves most of the calls.
-GATHER_S: Final = 0.002
 # Between attempts while Redis is away: soon enough to recover within a second, too slow to hammer.
 RETRY_S: Final = (0.05, 0.5)
 
@@ -67,6 +64,7 @@ class Ticker:
         self.holdings = Holdings()
         self.waiters = Waiters()
         self.outbox = Outbox(self.wake)
+        self._ticking = False
         self._times = times
         self._loop_factory = loop_factory
         self._listener = listener
@@ -121,6 +119,10 @@ class Ticker:
         """Return what the fleet's last acknowledged tick said; None before the first."""
         renewal = self._renewals.get(fleet)
         return renewal.view if renewal else None
+
+    def may_flush(self) -> bool:
+        """Whether the owners' loop may flush: Redis answers, and no tick is under way."""
+        return self.up.is_set() and not self._ticking
 
     def wake(self) -> None:
         """Let the thread look at the outbox and at what is due; safe from any thread."""
@@ -238,11 +240,15 @@ class Ticker:
             due_s = renewal.due_s
             if due_s <= monotonic():
                 renewal.due_s = monotonic() + self._times.tick_ms / 1000 * random.uniform(0.8, 1.0)
+                # Until its answer is known nobody else may release: see Flusher.
+                self._ticking = True
                 try:
                     await renewal.tick()
                 except Unavailable:
                     renewal.due_s = due_s
                     raise
+                finally:
+                    self._ticking = False
                 self._listener.tick(renewal.fleet, monotonic() - due_s if due_s else 0.0)
                 await self._flush()
         if self._directory_due_s <= monotonic():
@@ -251,20 +257,13 @@ class Ticker:
         self._note_up()
 
     async def _flush(self) -> None:
-        while run := self.outbox.take_run(LEASES_PER_RELEASE_MAX):
-            try:
-                await flush_run(self._store, run)
-            except BaseException:
-                if isinstance(run[0], Evidence):
-                    # At maxmemory it is refused while releases and ticks, which come after it, would pass.
-                    self.outbox.drop_evidence()
-                else:
-                    self.outbox.put_back(run)
-                self._listener.outbox(self.outbox.age_s())
-                raise
-            freed = [entry.permit for entry in run if isinstance(entry, Release)]
-            if freed:
-                self._to_owners(_deliver_freed, freed, monotonic())
+        try:
+            while run := await flush_next(self._store, self.outbox):
+                if freed := freed_of(run):
+                    self._to_owners(tell_freed, freed, monotonic())
+        except Unavailable:
+            self._listener.outbox(self.outbox.age_s())
+            raise
         self._listener.outbox(0.0)
 
     async def _idle(self) -> None:
@@ -276,8 +275,6 @@ class Ticker:
         except TimeoutError:
             return
         self._woken.clear()
-        # Those that end within the same moment go in one call.
-        await asyncio.sleep(GATHER_S)
 
     async def _watch_deadlines(self) -> None:
         """End overdue leases on time also while a call to Redis hangs."""
@@ -343,14 +340,6 @@ def _tenants_of(fleets: Iterable[FleetPolicy]) -> set[str]:
     """Return the tenants that a config file gives a weight, also those that have no key yet."""
     weights = (field.partition(":")[::2] for fleet in fleets for field in fleet.limits)
     return {tenant for kind, tenant in weights if kind == "weight"}
-
-
-def _deliver_freed(permits: list[Permit], at_s: float) -> None:
-    for permit in permits:
-        if permit.state is State.CLOSING:
-            permit.move(Move.FREED)
-        if permit.on_released is not None:
-            permit.on_released(at_s)
 
 
 def _deliver_lost(permits: list[Permit]) -> None:
