@@ -1,6 +1,7 @@
 """Runs scripts by the names in their headers. The verbs, with their types, are in `store.py`."""
 
 import asyncio
+import itertools
 import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -33,8 +34,17 @@ class ScriptCaller:
         self._times = times or LeaseTimes()
         self._listener = listener or Silent()
         self._scripts: Mapping[str, Script] = load()
+        self._fixed_args: dict[str, Arg] = {
+            "tick_ms": self._times.tick_ms,
+            "learning_ms": self._times.learning_ms,
+            "ttl_ms": self._times.ttl_ms,
+            "provisional_ms": self._times.provisional_ms,
+        }
+        self._nonces = secrets.token_hex(8)
+        self._calls = itertools.count(1)
         self._prefix = prefix
         self._fleet_keys: dict[str, FleetKeys] = {}
+        self._fixed_keys: dict[str, dict[str, str]] = {}
         self.shared = SharedKeys(prefix)
 
     def settled(self) -> "asyncio.Future[None]":
@@ -49,18 +59,21 @@ class ScriptCaller:
             return self._fleet_keys.setdefault(fleet, FleetKeys(self._prefix, fleet))
 
     def _named(self, fleet: str, **more: str) -> dict[str, str]:
-        keys = self.keys(fleet)
-        return {
-            "meta": keys.meta,
-            "limits": keys.limits,
-            "total": keys.total,
-            "cold": keys.cold,
-            "gateways": keys.gateways,
-            "events": keys.events,
-            "waiting": keys.waiting,
-            "draining": keys.draining,
-            **more,
-        }
+        try:
+            named = self._fixed_keys[fleet]
+        except KeyError:
+            keys = self.keys(fleet)
+            named = self._fixed_keys[fleet] = {
+                "meta": keys.meta,
+                "limits": keys.limits,
+                "total": keys.total,
+                "cold": keys.cold,
+                "gateways": keys.gateways,
+                "events": keys.events,
+                "waiting": keys.waiting,
+                "draining": keys.draining,
+            }
+        return {**named, **more} if more else named
 
     async def _run(
         self, verb: str, keys: Mapping[str, str], args: Mapping[str, Arg], rest: Sequence[Arg]
@@ -71,16 +84,8 @@ class ScriptCaller:
         self, verb: str, keys: Mapping[str, str], args: Mapping[str, Arg], rest: Sequence[Arg]
     ) -> Any:  # noqa: ANN401
         script = self._scripts[verb]
-        times = self._times
-        named: dict[str, Arg] = {
-            # A nonce names at most one epoch, so each call brings its own.
-            "nonce": secrets.token_hex(8),
-            "tick_ms": times.tick_ms,
-            "learning_ms": times.learning_ms,
-            "ttl_ms": times.ttl_ms,
-            "provisional_ms": times.provisional_ms,
-            **args,
-        }
+        # A nonce names at most one epoch, so each call brings its own.
+        named = {**self._fixed_args, "nonce": f"{self._nonces}{next(self._calls):x}", **args}
         began_s = monotonic()
         try:
             return await self._plain(self._client.pipe.run(script, *script.arrange(keys, named, rest)))

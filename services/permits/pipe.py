@@ -116,6 +116,7 @@ class _Line(asyncio.Protocol):
         self._reader = hiredis.Reader(encoding="utf-8", replyError=_error_of, notEnoughData=_NOT_YET)
         self._timeout_s = timeout_s
         self._timer: asyncio.TimerHandle | None = None
+        self._unwritten: list[bytes] = []
         # Of each call that is under way: who waits, and since when.
         self._calls: deque[tuple[asyncio.Future[Reply], float]] = deque()
         self._sent = self._answered = 0
@@ -125,14 +126,17 @@ class _Line(asyncio.Protocol):
         self.closed: asyncio.Future[None] = self._loop.create_future()
 
     def send(self, command: tuple[Arg, ...]) -> "asyncio.Future[Reply]":
-        """Write a command and return its reply to come. Never waits: callers bound how many are under way."""
+        """Write a command soon and return its reply to come. Callers bound how many are under way."""
         future: asyncio.Future[Reply] = self._loop.create_future()
         if self.closed.done():
             future.set_exception(RedisConnectionError("Redis closed the connection"))
             return future
         self._calls.append((future, monotonic()))
         self._sent += 1
-        self._transport.write(hiredis.pack_command(command))  # type: ignore[arg-type]  # of any length
+        if not self._unwritten:
+            # Behind everything that is ready to run: what that asks goes along.
+            self._loop.call_soon(self._write)
+        self._unwritten.append(hiredis.pack_command(command))  # type: ignore[arg-type]  # of any length
         if self._timer is None:
             self._timer = self._loop.call_later(self._timeout_s, self._look)
         return future
@@ -182,6 +186,11 @@ class _Line(asyncio.Protocol):
             _settle(fence)
         self._fences.clear()
         _settle(self.closed)
+
+    def _write(self) -> None:
+        unwritten, self._unwritten = self._unwritten, []
+        if not self._transport.is_closing():
+            self._transport.write(b"".join(unwritten))
 
     def _hand_out(self, reply: Reply) -> None:
         if not self._calls:
