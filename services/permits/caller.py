@@ -6,10 +6,10 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from redis.exceptions import ReadOnlyError, RedisError
+from redis.exceptions import ReadOnlyError
 
 from services.permits.clock import monotonic
-from services.permits.connect import Client
+from services.permits.connect import TROUBLE, Client
 from services.permits.errors import Unavailable
 from services.permits.events import Listener, Silent
 from services.permits.keys import FleetKeys, SharedKeys
@@ -100,5 +100,5 @@ class ScriptCaller:
             self._client.pipe.drop()
             await self._client.connection_pool.disconnect(inuse_connections=False)
             raise Unavailable(f"{type(error).__name__}: {error}") from error
-        except (RedisError, OSError, TimeoutError) as error:
+        except TROUBLE as error:
             raise Unavailable(f"{type(error).__name__}: {error}") from error

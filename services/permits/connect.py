@@ -6,6 +6,7 @@ from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialWithJitterBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import RedisError
 
 from services.permits.errors import Unusable
 from services.permits.pipe import Pipe
@@ -14,6 +15,10 @@ CONNECT_TIMEOUT_S: Final = 0.5
 # One more attempt, at once: a pooled connection may have died while it was idle. All scripts are
 # idempotent by lease id, so sending one twice is safe. Not after a time-out: the caller waited long enough.
 _RETRY: Final = 1
+# uvloop closes a transport that was reset by itself, and answers a write to it with a RuntimeError.
+_BROKEN: Final = (RedisConnectionError, RuntimeError)
+# All that a call to Redis may raise when Redis or the way there is at fault.
+TROUBLE: Final = (RedisError, OSError, TimeoutError, RuntimeError)
 
 
 class Client(Redis):
@@ -49,7 +54,7 @@ def connect(url: str, *, max_connections: int = 20, timeout_s: float = 1.0) -> C
         decode_responses=True,
         socket_timeout=timeout_s,
         socket_connect_timeout=CONNECT_TIMEOUT_S,
-        retry=Retry(ExponentialWithJitterBackoff(base=0.01, cap=0.05), _RETRY, (RedisConnectionError,)),
-        retry_on_error=[RedisConnectionError],
+        retry=Retry(ExponentialWithJitterBackoff(base=0.01, cap=0.05), _RETRY, _BROKEN),  # type: ignore[arg-type]
+        retry_on_error=[*_BROKEN],
     )
     return Client(pool, timeout_s=timeout_s)

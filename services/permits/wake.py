@@ -9,8 +9,8 @@ from typing import Any, Final
 
 import structlog
 from redis.asyncio import Redis
-from redis.exceptions import RedisError
 
+from services.permits.connect import TROUBLE
 from services.permits.model import Cut, Granted
 from services.permits.replies import wake_ups
 
@@ -47,7 +47,7 @@ class WakeListener:
                     pause_s = RETRY_S[0]
                     while True:
                         await self._take(await subscription.get_message(timeout=IDLE_S))
-            except (RedisError, OSError, TimeoutError) as error:
+            except TROUBLE as error:
                 log.info("wake_ups_interrupted", why=f"{type(error).__name__}: {error}")
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, RETRY_S[1])
