@@ -101,8 +101,10 @@ async def test_an_acquire_whose_answer_is_lost_still_admits_its_request_once(
             await asyncio.gather(*(_to_the_end(ends, replicas.urls[0]) for _ in range(BATCH)))
             await nothing_runs(eye, lasting_engine, but=1)
         lines = await ends.reach(rounds)
+        # Those of a batch share a connection, and lose their answers with it.
+        assert lost.hits >= times * rounds / BATCH
         # While the replica takes Redis for gone, a few are admitted from its share and told to Redis later.
-        assert lost.hits > 0.9 * times * rounds
+        assert sum(calls > times for calls in seen.values()) > 0.9 * rounds
         assert await eye.grants() - grants == len(seen) <= rounds
     each_ended_once(lines)
     assert {line["reason"] for line in lines} == {"completed"}

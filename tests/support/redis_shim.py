@@ -11,6 +11,8 @@ import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+import hiredis
+
 from tests.support import sockets
 from tests.support.loop_thread import Instrument, LoopThread
 
@@ -171,6 +173,13 @@ class RedisShim(Instrument):
             link.ended.set()
 
 
+def _commands_in(data: bytes) -> int:
+    """Count the whole commands in what a client wrote at once: each gets an answer."""
+    reader = hiredis.Reader(notEnoughData=None)
+    reader.feed(data)
+    return sum(1 for _ in iter(reader.gets, None))
+
+
 class _Link:
     """One client connection and its twin to Redis."""
 
@@ -218,7 +227,7 @@ class _Link:
             fault = self._shim.take(self._asked)
             if fault is not None and fault.harm == "error":
                 self._asked = b""
-                self._writer.write(fault.reply)
+                self._writer.write(fault.reply * _commands_in(data))
                 continue
             if fault is not None:
                 self._harm = fault.harm
