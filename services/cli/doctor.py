@@ -15,6 +15,7 @@ from redis.exceptions import AuthenticationError, RedisError, ResponseError
 
 from services.cli.failure import address, why
 from services.cli.findings import Finding, fine, note, problem
+from services.cli.sentinel_checks import examine_sentinels
 from services.permits.connect import Client, connect
 from services.permits.errors import PermitError
 from services.permits.keys import FleetKeys
@@ -31,16 +32,19 @@ Info = Mapping[str, Any]
 
 async def examine_redis(settings: Settings) -> list[Finding]:
     """Ask Redis everything; one finding says so when it does not answer at all."""
+    where = address(settings.redis.url)
     async with _client(settings.redis.url) as client:
+        findings = await examine_sentinels(client, settings.redis.url)
         try:
             info: Info = await client.info()
         except (AuthenticationError, ResponseError) as error:
-            refusal = f"{address(settings.redis.url)} refuses us ({why(error)})"
-            return [problem("redis.reachable", refusal, "correct user and password in redis.url")]
+            refusal = f"{where} refuses us ({why(error)})"
+            return [*findings, problem("redis.reachable", refusal, "correct user and password in redis.url")]
         except (RedisError, OSError) as error:
-            silence = f"{address(settings.redis.url)} does not answer ({why(error)})"
-            return [problem("redis.reachable", silence, "start it, or correct redis.url or --redis-url")]
-        findings = [fine("redis.reachable", f"{address(settings.redis.url)} answers")]
+            silence = f"{where} does not answer ({why(error)})"
+            cure = "start it, or correct redis.url or --redis-url"
+            return [*findings, problem("redis.reachable", silence, cure)]
+        findings += [fine("redis.reachable", f"{where} answers")]
         async with aclosing(_questions(client, info, settings)) as questions:
             findings += [finding async for finding in questions]
         return findings
@@ -150,7 +154,7 @@ def _cluster(info: Info, settings: Settings) -> Finding:
         names = (keys.meta, keys.limits, keys.total, keys.cold, keys.gateways, keys.events, keys.lease("x"))
         if len({key_slot(name.encode()) for name in names}) > 1:
             return problem(check, f"the keys of fleet {fleet} span slots", "take { and } out of redis.prefix")
-    return fine(check, "single server; the keys of each fleet share one cluster slot")
+    return fine(check, "one primary; the keys of each fleet share one cluster slot")
 
 
 async def _fleet_scripts(client: Client, fleet: str, settings: Settings) -> Finding:

@@ -1,7 +1,8 @@
 """How a command fails: one clear line on stderr, exit code 1, or 2 for wrong usage."""
 
 import os
-from urllib.parse import urlsplit
+
+from services.permits.address import read_address
 
 
 class Failure(Exception):
@@ -24,7 +25,4 @@ def why(error: BaseException) -> str:
 
 def address(url: str) -> str:
     """Return where a Redis URL leads, without user and password."""
-    parts = urlsplit(url)
-    if parts.scheme == "unix":
-        return parts.path
-    return f"{parts.hostname}:{parts.port or 6379}"
+    return str(read_address(url))

@@ -97,8 +97,7 @@ class ScriptCaller:
             return await call
         except ReadOnlyError as error:
             # A primary that was demoted under our feet: its connections stay open and would say so for ever.
-            self._client.pipe.drop()
-            await self._client.connection_pool.disconnect(inuse_connections=False)
+            await self._client.leave()
             raise Unavailable(f"{type(error).__name__}: {error}") from error
         except TROUBLE as error:
             raise Unavailable(f"{type(error).__name__}: {error}") from error

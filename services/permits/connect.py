@@ -1,13 +1,21 @@
 """Makes Redis clients that wait for a connection instead of failing, and that never hang."""
 
-from typing import Final
+from typing import Any, Final
 
 from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.retry import Retry
-from redis.backoff import ExponentialWithJitterBackoff
+from redis.asyncio.sentinel import (
+    MasterNotFoundError,
+    Sentinel,
+    SentinelConnectionPool,
+    SentinelManagedConnection,
+    SentinelManagedSSLConnection,
+)
+from redis.backoff import ExponentialWithJitterBackoff, NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
+from services.permits.address import Address, read_address
 from services.permits.errors import Unusable
 from services.permits.pipe import Pipe
 
@@ -21,40 +29,91 @@ _BROKEN: Final = (RedisConnectionError, RuntimeError)
 TROUBLE: Final = (RedisError, OSError, TimeoutError, RuntimeError)
 
 
+class PrimaryPool(SentinelConnectionPool, BlockingConnectionPool):
+    """Connections to whichever server the Sentinels call the primary, asked anew for each connection."""
+
+    async def get_master_address(self) -> Any:  # noqa: ANN401  (untyped in redis-py)
+        """Return host and port; redis-py's own error would print every option of every connection."""
+        try:
+            return await super().get_master_address()  # type: ignore[no-untyped-call]
+        except MasterNotFoundError:
+            raise RedisConnectionError(f"no Sentinel names a primary called {self.service_name!r}") from None
+
+
 class Client(Redis):
     """redis-py's client for plain commands, with a pipe beside it for scripts."""
 
-    def __init__(self, pool: BlockingConnectionPool, *, timeout_s: float) -> None:
-        """Own `pool` and the pipe; `aclose` closes both."""
+    def __init__(
+        self, pool: BlockingConnectionPool, *, timeout_s: float, sentinels: Sentinel | None = None
+    ) -> None:
+        """Own `pool`, the pipe and the connections to `sentinels`; `aclose` closes all of them."""
         super().__init__(connection_pool=pool)
         self.auto_close_connection_pool = True
         self.pipe: Final = Pipe(pool, timeout_s=timeout_s)
+        self.sentinels: Final = sentinels
+
+    async def leave(self) -> None:
+        """Connect anew for the next call: what is at the other end is the primary no more."""
+        self.pipe.drop()
+        await self.connection_pool.disconnect(inuse_connections=False)
 
     async def aclose(self, close_connection_pool: bool | None = None) -> None:  # noqa: FBT001  (as redis-py has it)
         """Close all connections; calls that are under way fail."""
         await self.pipe.close()
         await super().aclose(close_connection_pool)
+        if self.sentinels is not None:
+            await self.sentinels.aclose()
 
 
 def connect(url: str, *, max_connections: int = 20, timeout_s: float = 1.0) -> Client:
-    """Return a client of `url`; nothing is sent yet.
+    """Return a client of `url`; nothing is sent yet. Raises Unusable when it is no address.
 
     For plain commands at most `max_connections` are open; a caller waits up to `timeout_s` for one of them,
     and as long for each reply. Scripts have one of their own. The caller owns the client and closes it with
     `aclose`.
     """
-    if not url.startswith(("redis://", "rediss://", "unix://")):
-        raise Unusable(
-            f"redis.url: scheme of {url.split('://', maxsplit=1)[0]!r} must be redis, rediss or unix"
-        )
-    pool = BlockingConnectionPool.from_url(
-        url,
-        max_connections=max_connections,
-        timeout=timeout_s,
-        decode_responses=True,
-        socket_timeout=timeout_s,
-        socket_connect_timeout=CONNECT_TIMEOUT_S,
-        retry=Retry(ExponentialWithJitterBackoff(base=0.01, cap=0.05), _RETRY, _BROKEN),  # type: ignore[arg-type]
-        retry_on_error=[*_BROKEN],
+    try:
+        address = read_address(url)
+        if address.topology == "cluster":
+            raise ValueError("redis+cluster:// is not supported in this release")
+    except ValueError as error:
+        raise Unusable(f"redis.url: {error}") from error
+    bounds: dict[str, Any] = {
+        "max_connections": max_connections,
+        "timeout": timeout_s,
+        "socket_timeout": timeout_s,
+        "socket_connect_timeout": CONNECT_TIMEOUT_S,
+        "retry": Retry(ExponentialWithJitterBackoff(base=0.01, cap=0.05), _RETRY, _BROKEN),  # type: ignore[arg-type]
+        "retry_on_error": [*_BROKEN],
+        # What the address asks for, but not whether replies are text.
+        **address.options,
+        "decode_responses": True,
+    }
+    if address.topology == "sentinel":
+        client = _by_sentinels(address, bounds, timeout_s)
+    else:
+        client = Client(BlockingConnectionPool(**bounds), timeout_s=timeout_s)
+    try:
+        client.connection_pool.make_connection()  # type: ignore[no-untyped-call]
+    except TypeError as error:
+        raise Unusable(f"redis.url: what stands behind ? is no option of a connection: {error}") from error
+    return client
+
+
+def _by_sentinels(address: Address, bounds: dict[str, Any], timeout_s: float) -> Client:
+    sentinels = Sentinel(  # type: ignore[no-untyped-call]
+        address.hosts,
+        sentinel_kwargs={
+            **address.sentinel_options,
+            "ssl": address.tls,
+            "socket_timeout": CONNECT_TIMEOUT_S,
+            "socket_connect_timeout": CONNECT_TIMEOUT_S,
+            # One that does not answer is no reason to wait: the next is asked.
+            "retry": Retry(NoBackoff(), 0),
+        },
     )
-    return Client(pool, timeout_s=timeout_s)
+    managed = SentinelManagedSSLConnection if address.tls else SentinelManagedConnection
+    pool = PrimaryPool(  # type: ignore[no-untyped-call]
+        address.service, sentinels, **{**bounds, "connection_class": managed}
+    )
+    return Client(pool, timeout_s=timeout_s, sentinels=sentinels)

@@ -93,7 +93,13 @@ class Pipe:
 
     async def _connect(self) -> "_Line":
         connection = self._pool.make_connection()  # type: ignore[no-untyped-call]
-        await connection.connect()
+        try:
+            # In all: a name may resolve to several hosts, and several Sentinels be asked for it.
+            async with asyncio.timeout(self._timeout_s):
+                await connection.connect()
+        except BaseException:
+            await connection.disconnect(nowait=True)
+            raise
         self._line = _Line(connection, self._timeout_s)
         return self._line
 

@@ -1,35 +1,13 @@
 """Which addresses of Redis and of engines are understood; each refusal says what to write instead."""
 
-from typing import Final
 from urllib.parse import urlsplit
 
-_REDIS_SCHEMES: Final = ("redis", "rediss", "unix")
-_REDIS_LATER: Final = ("redis+sentinel", "redis+cluster")
+from services.permits.address import read_address
 
 
 def redis_url(url: str) -> str:
-    """Return `url` when it is an address of a single Redis; ValueError with the cure otherwise."""
-    scheme = url.partition("://")[0].lower() if "://" in url else ""
-    if scheme in _REDIS_LATER:
-        raise ValueError(
-            f"{scheme}:// is not supported in this release; name one server with redis://host:port/0"
-        )
-    if scheme not in _REDIS_SCHEMES:
-        raise ValueError(
-            "no redis:// rediss:// or unix:// address; write for example redis://127.0.0.1:6379/0"
-        )
-    host, port, path = _parts(url)
-    if scheme == "unix":
-        if host or not path.startswith("/"):
-            raise ValueError("the socket's path must be absolute; write for example unix:///run/redis.sock")
-        return url
-    if not host:
-        raise ValueError("the host is missing; write for example redis://127.0.0.1:6379/0")
-    if port == 0:
-        raise ValueError("port 0 cannot be connected to; write for example redis://127.0.0.1:6379/0")
-    database = path.strip("/")
-    if database and not (database.isascii() and database.isdigit()):
-        raise ValueError(f"the database after the port must be a number, not {database[:32]!r}")
+    """Return `url` when it is an address of a Redis; ValueError with the cure otherwise."""
+    read_address(url)
     return url
 
 

@@ -50,12 +50,14 @@ class RedisServer:
     """One server process, owned by whoever made it: `start`, then `stop` at the end.
 
     The port and the socket stay the same over `stop` and `start`. Nothing is persisted, so a
-    restarted server is empty. `options` are extra words of the server's command line.
+    restarted server is empty. `options` are extra words of the server's command line; with `password` it
+    requires that one.
     """
 
-    def __init__(self, folder: Path, *, options: tuple[str, ...] = ()) -> None:
+    def __init__(self, folder: Path, *, options: tuple[str, ...] = (), password: str = "") -> None:
         self.folder = folder
-        self.options = options
+        self.options = (*options, "--requirepass", password) if password else options
+        self._password = password or None
         self.port = free_port()
         self.socket_path = folder / "redis.sock"
         self.log_path = folder / "redis.log"
@@ -146,5 +148,7 @@ class RedisServer:
 
     def cli(self, *args: str | float) -> Any:
         """Send one command the way redis-cli would and return its reply, text decoded."""
-        with redis.Redis(unix_socket_path=str(self.socket_path), decode_responses=True) as client:
+        with redis.Redis(
+            unix_socket_path=str(self.socket_path), password=self._password, decode_responses=True
+        ) as client:
             return client.execute_command(*args)

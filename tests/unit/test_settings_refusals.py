@@ -92,16 +92,19 @@ def test_values_that_contradict_each_other_are_refused(tmp_path: Path, text: str
         "redis://[::1",
         "unix://run/redis.sock",
         "redis://:pass word\n@",
+        "redis+sentinel://h1:26379",
+        "redis+sentinel:///mymaster/0",
+        "redis+sentinel://h1:26379,/mymaster/0",
+        "redis+sentinel://h1:26379/mymaster/zero",
+        "redis+sentinel://h1:port,h2:26379/mymaster",
+        "redis+cluster://",
+        "redis+cluster://h1:7000,h2:0",
+        "redis+cluster://h1:7000/1",
+        "redis+cluster://h1:7000/mymaster",
     ],
 )
 def test_a_bad_redis_address_is_refused(tmp_path: Path, url: str) -> None:
     assert refusal(tmp_path, "", {"TENURE_REDIS__URL": url}).startswith("redis.url: ")
-
-
-@pytest.mark.parametrize("scheme", ["redis+sentinel", "redis+cluster"])
-def test_several_redis_servers_are_refused_by_name_for_now(tmp_path: Path, scheme: str) -> None:
-    line = refusal(tmp_path, f'[redis]\nurl = "{scheme}://h1:26379,h2:26379/mymaster/0"')
-    assert line.startswith(f"redis.url: {scheme}:// is not supported in this release")
 
 
 @pytest.mark.parametrize(
@@ -111,6 +114,10 @@ def test_several_redis_servers_are_refused_by_name_for_now(tmp_path: Path, schem
         "rediss://user:pw@redis.example:6380/1",
         "redis://h",
         "unix:///run/redis.sock",
+        "redis+sentinel://h1:26379,h2:26379/mymaster/0",
+        "rediss+sentinel://user:p%40w@h1,[::1]:26379/mymaster?sentinel_password=pw",
+        "redis+cluster://h1:7000,h2:7000",
+        "rediss+cluster://user:pw@h1:7000?ssl_ca_certs=/etc/ca.pem",
     ],
 )
 def test_a_good_redis_address_is_taken_as_it_is(url: str) -> None:
