@@ -39,5 +39,5 @@ local changed = redis.call('SADD', draining, holder)
 if changed == 1 then
   note(events, 'kind who holder field old new', { 'drain', who, holder, 'state', 'serving', 'draining' })
 end
-redis.call('PUBLISH', fleet.prefix .. 'line:wake:' .. holder, fleet.epoch .. '\n* 0 cut drain')
+redis.call('SPUBLISH', fleet.prefix .. 'line:wake:' .. holder, fleet.epoch .. '\n* 0 cut drain')
 return { 'DRAINING', fleet.epoch, fleet.grant, changed }

@@ -4,8 +4,8 @@ Changes nothing. The one module besides the permit library that speaks to Redis 
 that no gateway asks.
 """
 
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -17,13 +17,12 @@ from services.cli.failure import address, why
 from services.cli.findings import Finding, fine, note, problem
 from services.cli.sentinel_checks import examine_sentinels
 from services.permits.connect import Client, connect
-from services.permits.errors import PermitError
+from services.permits.errors import PermitError, Unusable
 from services.permits.keys import FleetKeys
+from services.permits.probe import missing_commands
 from services.permits.store import Store
 from services.settings.schema import Settings
 
-# What every one of our scripts needs: Redis 7, or any Valkey.
-_FLAGGED_SCRIPT: Final = "#!lua flags=no-writes\nreturn redis.call('TIME')[1]"
 _FULL_SHARE: Final = 0.9
 _CONNECTIONS: Final = 2
 
@@ -33,7 +32,11 @@ Info = Mapping[str, Any]
 async def examine_redis(settings: Settings) -> list[Finding]:
     """Ask Redis everything; one finding says so when it does not answer at all."""
     where = address(settings.redis.url)
-    async with _client(settings.redis.url) as client:
+    try:
+        client = connect(settings.redis.url, max_connections=_CONNECTIONS)
+    except Unusable as error:
+        return [problem("redis.reachable", str(error), "correct redis.url")]
+    async with aclosing(client):
         findings = await examine_sentinels(client, settings.redis.url)
         try:
             info: Info = await client.info()
@@ -52,7 +55,7 @@ async def examine_redis(settings: Settings) -> list[Finding]:
 
 async def _questions(client: Client, info: Info, settings: Settings) -> AsyncGenerator[Finding]:
     yield _version(info)
-    yield await _features(client, info)
+    yield await _features(client, info, settings.redis.prefix)
     yield _role(info)
     yield _eviction(info)
     yield _memory(info)
@@ -68,13 +71,17 @@ def _version(info: Info) -> Finding:
     return note("redis.version", f"Valkey {valkey}" if valkey else f"Redis {info.get('redis_version', '?')}")
 
 
-async def _features(client: Redis, info: Info) -> Finding:
+async def _features(client: Client, info: Info, prefix: str) -> Finding:
     check = "redis.scripts"
     try:
-        await client.eval(_FLAGGED_SCRIPT, 0)
-    except (RedisError, OSError) as error:
+        missing = await missing_commands(client, prefix)
+    except (PermitError, RedisError, OSError) as error:
         return too_old(check, str(info.get("redis_version", "?")), why(error))
-    return fine(check, "runs scripts with `#!lua` flags")
+    if missing:
+        rules = " ".join(f"+{command}" for command in missing)
+        refusal = f"this user may not use {', '.join(missing)} on keys and channels {prefix}:*"
+        return problem(check, refusal, f"ACL SETUSER ... {rules} ~{prefix}:* &{prefix}:*")
+    return fine(check, "runs scripts with `#!lua` flags, and this user may do all that is needed")
 
 
 def too_old(check: str, version: str, error: str) -> Finding:
@@ -128,7 +135,9 @@ async def _persistence(client: Redis, info: Info) -> Finding:
     try:
         snapshots = (await client.config_get("save")).get("save", "")
     except (RedisError, OSError):
-        snapshots = ""
+        return note(
+            check, "no append-only file; whether there are snapshots this user may not see (CONFIG GET)"
+        )
     if snapshots:
         return note(check, f"snapshots ({snapshots}); after a crash the gateways write back what is newer")
     return note(check, "none; after a restart the gateways write back limits, keys and what they run")
@@ -176,12 +185,3 @@ async def _fleet_scripts(client: Client, fleet: str, settings: Settings) -> Find
         check,
         f"{counts.total} of {counts.limits.get('total', 0)} in use, {counts.gateways} gateways{learning}",
     )
-
-
-@asynccontextmanager
-async def _client(url: str) -> AsyncIterator[Client]:
-    client = connect(url, max_connections=_CONNECTIONS)
-    try:
-        yield client
-    finally:
-        await client.aclose()

@@ -1,6 +1,7 @@
 """How a command fails: one clear line on stderr, exit code 1, or 2 for wrong usage."""
 
 import os
+import ssl
 
 from services.permits.address import read_address
 
@@ -17,6 +18,9 @@ def why(error: BaseException) -> str:
     """Return the reason of a network error in words: the system's own where there is one, on one line."""
     at: BaseException | None = error
     while at is not None:
+        if isinstance(at, ssl.SSLError):
+            # Its number is not one of the system's.
+            return str(getattr(at, "verify_message", "") or at).lower()
         if isinstance(at, OSError) and at.errno:
             return os.strerror(at.errno).lower()
         at = at.__cause__ or at.__context__

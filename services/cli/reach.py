@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from services.cli.failure import Failure, WrongUsage, address, why
 from services.permits.admin import Admin
 from services.permits.connect import connect
-from services.permits.errors import BadLimits, BadName, NotFound, Unavailable
+from services.permits.errors import BadLimits, BadName, NotFound, Unavailable, Unusable
 from services.permits.store import Store
 from services.settings.schema import Settings
 from services.settings.seed import lease_times
@@ -18,7 +18,10 @@ from services.settings.seed import lease_times
 @asynccontextmanager
 async def open_store(settings: Settings) -> AsyncIterator[Store]:
     """Yield a store on a connection of its own. What Redis refuses becomes a Failure."""
-    client = connect(settings.redis.url, max_connections=2)
+    try:
+        client = connect(settings.redis.url, max_connections=2)
+    except Unusable as error:
+        raise Failure(str(error)) from error
     try:
         yield Store(client, prefix=settings.redis.prefix, times=lease_times(settings))
     except Unavailable as error:

@@ -82,7 +82,8 @@ def connect(url: str, *, max_connections: int = 20, timeout_s: float = 1.0) -> C
         "max_connections": max_connections,
         "timeout": timeout_s,
         "socket_timeout": timeout_s,
-        "socket_connect_timeout": CONNECT_TIMEOUT_S,
+        # A TLS greeting is several round trips, and work at both ends.
+        "socket_connect_timeout": timeout_s if address.tls else CONNECT_TIMEOUT_S,
         "retry": Retry(ExponentialWithJitterBackoff(base=0.01, cap=0.05), _RETRY, _BROKEN),  # type: ignore[arg-type]
         "retry_on_error": [*_BROKEN],
         # What the address asks for, but not whether replies are text.
@@ -93,11 +94,20 @@ def connect(url: str, *, max_connections: int = 20, timeout_s: float = 1.0) -> C
         client = _by_sentinels(address, bounds, timeout_s)
     else:
         client = Client(BlockingConnectionPool(**bounds), timeout_s=timeout_s)
+    _try_options(client.connection_pool)
+    return client
+
+
+def _try_options(pool: Any) -> None:  # noqa: ANN401
+    """Build what a connection needs, without connecting: what is wrong with it now will be wrong for ever."""
     try:
-        client.connection_pool.make_connection()  # type: ignore[no-untyped-call]
+        connection = pool.make_connection()
+        if tls := getattr(connection, "ssl_context", None):
+            tls.get()
     except TypeError as error:
         raise Unusable(f"redis.url: what stands behind ? is no option of a connection: {error}") from error
-    return client
+    except (OSError, ValueError, RedisError) as error:
+        raise Unusable(f"redis.url: its TLS options do not work: {error}") from error
 
 
 def _by_sentinels(address: Address, bounds: dict[str, Any], timeout_s: float) -> Client:

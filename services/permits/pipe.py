@@ -95,7 +95,7 @@ class Pipe:
         connection = self._pool.make_connection()  # type: ignore[no-untyped-call]
         try:
             # In all: a name may resolve to several hosts, and several Sentinels be asked for it.
-            async with asyncio.timeout(self._timeout_s):
+            async with asyncio.timeout(2 * self._timeout_s):
                 await connection.connect()
         except BaseException:
             await connection.disconnect(nowait=True)

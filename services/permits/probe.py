@@ -1,28 +1,60 @@
 """Asks a Redis whether it can hold leases at all, before anything relies on it."""
 
-from typing import Final
+import hashlib
+import re
+from typing import Any, Final
 
-from redis.asyncio import Redis
 from redis.exceptions import NoPermissionError, RedisError, ResponseError
 
+from services.permits.connect import TROUBLE, Client
 from services.permits.errors import Unavailable, Unusable
+from services.permits.keys import FleetKeys
+from services.permits.scripts import load
 
-# Version numbers of forks say little; a script with flags runs or does not.
-_FLAGGED_SCRIPT: Final = "#!lua flags=no-writes\nreturn 1"
+# What gateways, reapers and the command line send beside scripts. How redis-py greets a server is not here:
+# what it is refused then it does without.
+PLAIN: Final = frozenset(
+    {
+        *("EVAL", "EVALSHA", "PING", "INFO", "SCAN", "TIME", "SSUBSCRIBE", "SUNSUBSCRIBE"),
+        *("HGETALL", "HLEN", "HMGET", "SADD", "SMEMBERS", "SREM", "XRANGE", "XREVRANGE", "ZRANGE", "ZREM"),
+    }
+)
+_CALLED: Final = re.compile(r"redis\.p?call\(\s*'([A-Z]+)'")
+# Writes that a script chooses between while it runs.
+_CHOSEN: Final = frozenset({"HSET", "HSETNX"})
+_ON_CHANNELS: Final = ("SPUBLISH", "SSUBSCRIBE", "SUNSUBSCRIBE")
+
+# Version numbers of forks say little; a script with flags runs or does not. Answers for the user who asks.
+_MISSING: Final = """#!lua flags=no-writes
+local missing = {}
+for i = 2, #ARGV do
+  local command, on_channel = string.match(ARGV[i], '(%u+)(.*)')
+  local name = on_channel == '' and KEYS[1] or ARGV[1]
+  if not redis.acl_check_cmd(command, name, name, name) then
+    missing[#missing + 1] = string.lower(command)
+  end
+end
+return missing
+"""
+_SHA: Final = hashlib.sha1(_MISSING.encode()).hexdigest()  # noqa: S324  (the hash that EVALSHA is defined by)
 
 
-async def probe(client: Redis) -> None:
+async def probe(client: Client, *, prefix: str = "tenure") -> None:
     """Return when the server can hold leases; raise Unusable with the cure, Unavailable when it is away."""
     try:
-        await _runs_flagged_scripts(client)
-        memory = await client.info("memory")
-    except NoPermissionError:
-        # INFO may be denied by an ACL; the scripts work, so only the advice on eviction is lost.
-        return
+        missing = await missing_commands(client, prefix)
+        memory = {} if "info" in missing else await client.info("memory")
     except ResponseError as error:
         raise Unavailable(f"redis.url: {error}") from error
-    except (RedisError, OSError, TimeoutError) as error:
+    except TROUBLE as error:
         raise Unavailable(f"redis.url: {type(error).__name__}: {error}") from error
+    # Without INFO only the advice on eviction is lost.
+    if needed := [command for command in missing if command != "info"]:
+        raise Unusable(
+            f"redis.url: this user may not use {', '.join(needed)} on keys and channels {prefix}:*; "
+            f"allow it (ACL SETUSER ... {' '.join(f'+{command}' for command in needed)} "
+            f"~{prefix}:* &{prefix}:*)"
+        )
     policy = str(memory.get("maxmemory_policy", "noeviction"))
     if policy.startswith("allkeys"):
         raise Unusable(
@@ -31,16 +63,43 @@ async def probe(client: Redis) -> None:
         )
 
 
-async def _runs_flagged_scripts(client: Redis) -> None:
+async def missing_commands(client: Client, prefix: str) -> list[str]:
+    """Return which commands this user may not use on our keys and channels, in lower case.
+
+    Raises Unusable when the server is too old to say so, else what redis-py raises.
+    """
+    keys = FleetKeys(prefix, "probe")
+    asked = [
+        f"{name}{'@' * (name in _ON_CHANNELS)}" for name in commands() if name not in {"EVAL", "EVALSHA"}
+    ]
+    words = (keys.meta, keys.wake("probe"), *asked)
     try:
-        await client.eval(_FLAGGED_SCRIPT, 0)
-    except NoPermissionError as error:
-        raise Unusable(f"redis.url: this user may not run scripts (EVAL, EVALSHA): {error}") from error
+        missing: list[str] = list(await client.eval(_MISSING, 1, *words))
+    except NoPermissionError:
+        return ["eval"]
     except ResponseError as error:
-        if "compil" not in str(error).lower() and "unexpected symbol" not in str(error):
+        if not any(sign in str(error) for sign in ("compil", "unexpected symbol", "acl_check_cmd")):
             raise
-        server = await client.info("server")
-        version = server.get("redis_version", "unknown")
         raise Unusable(
-            f"redis.url: server version {version} is too old; Redis 7 or Valkey 7.2 or later is needed"
+            f"redis.url: server version {await _version(client)} is too old; "
+            "Redis 7 or Valkey 7.2 or later is needed"
         ) from error
+    try:
+        await client.evalsha(_SHA, 1, *words)
+    except NoPermissionError:
+        missing.append("evalsha")
+    return missing
+
+
+def commands() -> list[str]:
+    """Return every command that a user of ours must be allowed, those in scripts included."""
+    called = {name for script in load().values() for name in _CALLED.findall(script.text)}
+    return sorted(PLAIN | _CHOSEN | called)
+
+
+async def _version(client: Client) -> str:
+    try:
+        server: dict[str, Any] = await client.info("server")
+    except RedisError:
+        return "unknown"
+    return str(server.get("redis_version", "unknown"))

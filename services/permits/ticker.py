@@ -69,6 +69,7 @@ class Ticker:
         self._loop_factory = loop_factory
         self._listener = listener
         self._client = connect(redis_url, max_connections=2)
+        self._prefix = prefix
         self._store = Store(self._client, prefix=prefix, times=times, listener=listener)
         self.directory = Directory(self._store, keys, _tenants_of(fleets.values()))
         self._holder = holder
@@ -203,7 +204,7 @@ class Ticker:
         """Look at this Redis once; False when it can never work."""
         error: Unusable | None = None
         try:
-            await probe(self._client)
+            await probe(self._client, prefix=self._prefix)
             await self._round()
         except Unusable as unusable:
             error = unusable

@@ -41,7 +41,7 @@ class WakeListener:
         while True:
             try:
                 async with self._client.pubsub() as subscription:
-                    await subscription.subscribe(*self._channels)
+                    await subscription.ssubscribe(*self._channels)
                     # What was published while nobody listened is in the answer to a tick.
                     self._missed()
                     pause_s = RETRY_S[0]
@@ -53,7 +53,7 @@ class WakeListener:
                 pause_s = min(2 * pause_s, RETRY_S[1])
 
     async def _take(self, message: dict[str, Any] | None) -> None:
-        if message is None or message["type"] != "message":
+        if message is None or message["type"] != "smessage":
             return
         try:
             news = list(wake_ups(message["data"]))

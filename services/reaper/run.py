@@ -101,7 +101,7 @@ async def _sweep(
     client = connect(settings.redis.url, max_connections=2)
     try:
         with contextlib.suppress(Unavailable):
-            await probe(client)
+            await probe(client, prefix=settings.redis.prefix)
         store = Store(client, prefix=settings.redis.prefix, times=lease_times(settings), listener=metrics)
 
         async def scan(cursor: int, pattern: str, count: int) -> tuple[int, list[str]]:

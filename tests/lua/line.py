@@ -28,7 +28,7 @@ class Line(RawFleet):
         self.tenant_of: dict[str, str] = {}
         self.numbers = 0
         self.ears = self.client.pubsub()
-        self.ears.subscribe(self.keys.wake(G1), self.keys.wake(G2))
+        self.ears.ssubscribe(self.keys.wake(G1), self.keys.wake(G2))
         for _ in range(2):
             self.ears.get_message(timeout=5)
         self.open(**{**WIDE, **limits})

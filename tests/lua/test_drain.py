@@ -24,7 +24,7 @@ def test_the_next_tick_says_so_to_that_gateway_alone_and_says_it_again(fleet: Ra
 def test_it_is_told_by_a_message_each_time_and_recorded_once(fleet: RawFleet) -> None:
     fleet.tick()
     with fleet.client.pubsub() as hears:
-        hears.subscribe(fleet.keys.wake(HOLDER))
+        hears.ssubscribe(fleet.keys.wake(HOLDER))
         assert [drain(fleet)[3], drain(fleet)[3]] == [1, 0]
         heard = [hears.get_message(timeout=1) for _ in range(3)]
     assert [message["data"] for message in heard[1:]] == [f"{fleet.meta('epoch')}\n* 0 cut drain"] * 2

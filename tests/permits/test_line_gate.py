@@ -98,11 +98,12 @@ async def test_a_replica_that_never_hears_any_message_is_served_by_its_ticks(
     redis_url: str, redis_server: RedisServer, seen: Seen
 ) -> None:
     """Somebody forbade it to subscribe, say; the line still moves, a tick later each time."""
-    redis_server.cli("ACL", "SETUSER", "deaf", "on", "nopass", "~*", "+@all", "resetchannels")
+    redis_server.cli("ACL", "SETUSER", "deaf", "on", "nopass", "~*", "&*", "+@all")
     deaf_url = redis_url.replace("redis://", "redis://deaf:x@")
     try:
         await begin(redis_url, LIMITS)
         async with a_gate(redis_url, "g1", limits=LIMITS) as g1, a_gate(deaf_url, "g2", limits=LIMITS) as g2:
+            redis_server.cli("ACL", "SETUSER", "deaf", "resetchannels")
             running = await g1.take(demand())
             task = ask(g2)
             await in_line(seen, 1)

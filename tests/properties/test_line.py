@@ -67,8 +67,6 @@ class LineMachine(RuleBasedStateMachine):
         self.incarnation = self.sequence = self.steps = 0
         self.gateways: dict[str, Gateway] = {}
         self.ears = self.fleet.client.pubsub()
-        self.ears.psubscribe("*line:wake:*")
-        self.ears.get_message(timeout=5)
         self.ended: set[str] = set()
         self.grants: Counter[str] = Counter()
         # Whether something happened that may leave more live than a limit allows.
@@ -94,6 +92,7 @@ class LineMachine(RuleBasedStateMachine):
     def _start(self, name: str) -> None:
         self.incarnation += 1
         self.gateways[name] = Gateway(f"{name}~{self.incarnation}")
+        self.ears.ssubscribe(self.fleet.keys.wake(self.gateways[name].holder))
         self._call(lambda: self.fleet.tick(holder=self.gateways[name].holder))
 
     # --- one request's life
@@ -231,7 +230,7 @@ class LineMachine(RuleBasedStateMachine):
     def hear(self, name: str) -> None:
         """The gateway reads its messages. Those read by nobody until the next tick are lost."""
         while (message := self.ears.get_message(timeout=0)) is not None:
-            if message["type"] == "pmessage" and message["channel"].endswith(self.gateways[name].holder):
+            if message["type"] == "smessage" and message["channel"].endswith(self.gateways[name].holder):
                 for lease, news in wake_ups(message["data"]):
                     if lease in self.gateways[name].waiting:
                         self._start_work(self.gateways[name], lease, news.class_, news.engine)  # type: ignore[union-attr]

@@ -16,6 +16,8 @@ from tests.support.waiting import wait_until_sync
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from tests.support.certificates import Certificates
+
 SERVICE: Final = "mymaster"
 SENTINELS: Final = 3
 # Long enough that a busy machine is not taken for a dead server.
@@ -27,13 +29,22 @@ class Sentinels:
     """One primary, `replicas` replicas and three Sentinels, from `with` to the end of its block.
 
     password            of the servers; `sentinel_password` that of the Sentinels
+    certificates        everybody speaks TLS and nothing else
     """
 
-    def __init__(self, *, replicas: int = 1, password: str = "", sentinel_password: str = "") -> None:
+    def __init__(
+        self,
+        *,
+        replicas: int = 1,
+        password: str = "",
+        sentinel_password: str = "",
+        certificates: Certificates | None = None,
+    ) -> None:
         # Not pytest's tmp_path: a unix socket's path may not be longer than about 100 bytes.
         self._folder = Path(tempfile.mkdtemp(prefix="tenure-sentinel-"))
         self._password = password
         self._sentinel_password = sentinel_password
+        self._certificates = certificates
         first = self._server("s0")
         followers = [
             self._server(f"s{n + 1}", "--replicaof", "127.0.0.1", str(first.port)) for n in range(replicas)
@@ -46,9 +57,11 @@ class Sentinels:
     def url(self) -> str:
         """Return the address for `redis.url`."""
         login = f":{self._password}@" if self._password else ""
-        own = f"?sentinel_password={self._sentinel_password}" if self._sentinel_password else ""
+        more = [f"sentinel_password={self._sentinel_password}"] if self._sentinel_password else []
+        more += [f"ssl_ca_certs={self._certificates.ca}"] if self._certificates else []
         hosts = ",".join(f"127.0.0.1:{port}" for port in self.ports)
-        return f"redis+sentinel://{login}{hosts}/{SERVICE}/0{own}"
+        scheme = "rediss" if self._certificates else "redis"
+        return f"{scheme}+sentinel://{login}{hosts}/{SERVICE}/0?{'&'.join(more)}"
 
     def __enter__(self) -> Self:
         try:
@@ -76,7 +89,11 @@ class Sentinels:
     def ask(self, number: int, *command: str) -> Any:
         """Send a command to one Sentinel."""
         with redis.Redis(
-            port=self.ports[number], password=self._sentinel_password or None, decode_responses=True
+            port=self.ports[number],
+            password=self._sentinel_password or None,
+            ssl=self._certificates is not None,
+            ssl_cert_reqs="none",
+            decode_responses=True,
         ) as client:
             return client.execute_command(*command)
 
@@ -100,7 +117,11 @@ class Sentinels:
         folder.mkdir()
         login = ("--masterauth", self._password) if self._password else ()
         quick = ("--repl-diskless-sync-delay", "0")
-        return RedisServer(folder, options=(*quick, *login, *options), password=self._password)
+        server = RedisServer(folder, options=(*quick, *login, *options), password=self._password)
+        if self._certificates:
+            only = ("--port", "0", "--tls-port", str(server.port), "--tls-replication", "yes")
+            server.options += (*only, *self._certificates.server_options())
+        return server
 
     def _start(self) -> None:
         for server in self.servers:
@@ -114,7 +135,14 @@ class Sentinels:
 
     def _config(self, port: int) -> list[str]:
         watch = f"sentinel monitor {SERVICE} 127.0.0.1 {self.servers[0].port} 2"
-        lines = [f"port {port}", "bind 127.0.0.1", f"dir {self._folder}", watch]
+        lines = ["bind 127.0.0.1", f"dir {self._folder}"]
+        if self._certificates:
+            lines += ["port 0", f"tls-port {port}", "tls-replication yes"]
+            options = self._certificates.server_options()
+            lines += [f"{name[2:]} {value}" for name, value in zip(options[::2], options[1::2], strict=True)]
+        else:
+            lines += [f"port {port}"]
+        lines += [watch]
         lines += [f"logfile {self._folder}/sentinel-{port}.log"]
         lines += [f"sentinel down-after-milliseconds {SERVICE} {DOWN_AFTER_MS}"]
         lines += [f"sentinel failover-timeout {SERVICE} 6000"]

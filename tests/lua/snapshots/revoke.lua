@@ -236,7 +236,7 @@ for _, candidate in ipairs(candidates) do
     end
     note(events, 'kind lease tenant reason who', { 'revoked', candidate, owner or waits.tenant, reason, who })
     local words = fleet.epoch .. '\n' .. candidate .. ' 0 cut ' .. reason
-    redis.call('PUBLISH', fleet.prefix .. 'line:wake:' .. holder, words)
+    redis.call('SPUBLISH', fleet.prefix .. 'line:wake:' .. holder, words)
     return { 'REVOKED', fleet.epoch, fleet.grant, candidate, where }
   end
 end

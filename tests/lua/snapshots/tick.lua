@@ -427,7 +427,7 @@ local function dispatch(fleet, limits, provisional_ms, most)
     end
   end
   for holder, text in pairs(wakes) do
-    redis.call('PUBLISH', line .. 'wake:' .. holder, fleet.epoch .. '\n' .. text)
+    redis.call('SPUBLISH', line .. 'wake:' .. holder, fleet.epoch .. '\n' .. text)
   end
   return complete
 end
