@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import random
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -42,11 +43,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     console = Console()
     console.print(f"soak: seed {options.seed}, {options.minutes:g} minutes, logs in {folder}")
     book, ledger = Book(), Ledger(options.seed)
-    watch = asyncio.run(_soak(options, folder, book, ledger, console))
+    try:
+        asyncio.run(_soak(options, folder, book, ledger, console))
+    except asyncio.CancelledError:
+        console.print("stopped early; what follows was seen up to the last rest")
     for grown in ledger.grown():
         book.find("memory", grown)
-    ledger.show(console, book, watch)
-    ledger.write(ROOT / ".cache" / "soak" / f"{options.seed}.json", book, watch)
+    ledger.show(console, book)
+    ledger.write(_report(options.seed), book)
     for finding in book.findings[-SHOWN_LAST:]:
         console.print(f"unexplained {finding.check}: {finding.what}", markup=False, soft_wrap=True)
     if book.findings:
@@ -70,13 +74,22 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _report(seed: int) -> Path:
+    return ROOT / ".cache" / "soak" / f"{seed}.json"
+
+
 def _gap_s(mean_s: float) -> tuple[float, float]:
     return (mean_s / 3, mean_s * 5 / 3) if mean_s else (1e9, 1e9)
 
 
 async def _soak(
     options: argparse.Namespace, folder: Path, book: Book, ledger: Ledger, console: Console
-) -> Watch:
+) -> None:
+    task = asyncio.current_task()
+    assert task is not None
+    for number in (signal.SIGINT, signal.SIGTERM):
+        # Whoever stops it early leaves no process behind.
+        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
     async with world(folder) as made:
         load = Load(made, book, options.seed, options.clients, options.think_s)
         injector = Injector(made, book, random.Random(f"{options.seed} faults"), _gap_s(options.gap_s))
@@ -97,7 +110,6 @@ async def _soak(
                 part.cancel()
             await asyncio.gather(*parts, return_exceptions=True)
         await _end(made, book, logs)
-    return watch
 
 
 async def _rests(
@@ -136,6 +148,7 @@ async def _rest(
     known = len(book.findings)
     rest = await inspector.rest(started_s)
     ledger.add(rest, alone)
+    ledger.write(_report(ledger.seed), book)
     console.print(
         f"{rest.at_s:6.0f} s: {alone or ''} {ledger.asked.total()} requests, {len(book.faults)} faults,"
         f" quiet after {rest.took_s:.1f} s, {len(book.findings)} unexplained"

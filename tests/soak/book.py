@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tests.soak.world import TAIL_S
-from tests.support.invariants import Asked, Fault, Faults, Finding, Line, Told
+from tests.support.history import Asked, Fault, Faults, Finding, Line, Told
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -40,6 +40,8 @@ class Book:
     # Requests that somebody was asked to end, by lease or request id.
     stopped: set[str] = field(default_factory=set)
     deeds: Counter[str] = field(default_factory=Counter)
+    # Of the fleet's event stream, by kind.
+    events: Counter[str] = field(default_factory=Counter)
 
     def begin(self, kind: str, target: str | None = None) -> Fault:
         """Note that a fault begins now; whoever injects it sets its end."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from tests.soak.world import REPLICAS, World
 from tests.support.client import Call, HungUpError, fetch
-from tests.support.invariants import HARMFUL, Fault, Faults
+from tests.support.history import HARMFUL, Fault, Faults
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

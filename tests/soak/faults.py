@@ -16,7 +16,7 @@ import redis
 from tests.nodes.places import TOTAL
 from tests.soak.world import LEASE, OLDEST, REAPERS, REPLICAS, World
 from tests.support.client import HungUpError
-from tests.support.invariants import GONE
+from tests.support.history import GONE
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
@@ -157,7 +157,7 @@ class Injector:
         process = self.world.gateways[target]
         with self._noted("drain", target):
             await self._ask_to_drain(target, rng)
-            status = await process.wait(20)
+            status = await process.wait(60)
             # Drained on the administrator's word, it may be on its way out when the signal comes.
             if status and not (
                 status == -signal.SIGTERM and '"event":"stopped"' in process.log_text()[-400:]

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
     from tests.soak.book import Book
     from tests.soak.rest import Rest
-    from tests.soak.watch import Watch
 
 KIB_PER_MIB: Final = 1024
 SHOWN_RESTS: Final = 6
@@ -115,7 +114,7 @@ class Ledger:
                 found.append(f"{name} grew from {first / KIB_PER_MIB:.1f} to {last / KIB_PER_MIB:.1f} MiB")
         return found
 
-    def show(self, console: Console, book: Book, watch: Watch) -> None:
+    def show(self, console: Console, book: Book) -> None:
         """Print everything."""
         for title, counts in (
             ("faults", Counter(fault.kind for fault in book.faults)),
@@ -124,7 +123,7 @@ class Ledger:
             ("lines in the logs", self.lines),
             ("classes", self.classes),
             ("administration", book.deeds),
-            ("events of the fleet", Counter(watch.events)),
+            ("events of the fleet", book.events),
             ("re-assertions, by cause", self.reasserted),
         ):
             console.print(_table(title, counts))
@@ -171,7 +170,7 @@ class Ledger:
             )
         return table
 
-    def write(self, path: Path, book: Book, watch: Watch) -> None:
+    def write(self, path: Path, book: Book) -> None:
         """Write everything as JSON."""
         path.parent.mkdir(parents=True, exist_ok=True)
         facts = vars(self) | {
@@ -180,7 +179,7 @@ class Ledger:
             "trials": {kind: vars(trial) for kind, trial in self.trials.items()},
             "faults": [asdict(fault) for fault in book.faults],
             "deeds": book.deeds,
-            "events": watch.events,
+            "events": book.events,
             "findings": [asdict(finding) for finding in book.findings],
         }
         path.write_text(json.dumps(facts, indent=1) + "\n")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from tests.soak.world import REPLICAS, World
 from tests.support.client import Call, HungUpError, chat_body, fetch, request_bytes
 from tests.support.config_file import key_of
-from tests.support.invariants import Asked
+from tests.support.history import Asked
 
 if TYPE_CHECKING:
     from tests.soak.book import Book

@@ -6,7 +6,7 @@ import asyncio
 import random
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from tests.soak.world import FLEET, QUOTAS, REPLICAS, World
 from tests.support.client import HungUpError, fetch
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from tests.soak.watch import Watch
     from tests.support.admin_client import AdminClient
 
+T = TypeVar("T")
+
 # What is set in turns; the first of each is what the file says.
 VALUES: Final[dict[str, list[int]]] = {
     "total": [FLEET["total"], 4, 6, 10, 0],
@@ -29,6 +31,7 @@ VALUES: Final[dict[str, list[int]]] = {
 DEEDS: Final = {"limits": 5, "revoke": 3, "keys": 2, "look": 3}
 # A key holds on every replica within a second; a machine with two busy cores may take another.
 KEY_S: Final = 2.5
+ATTEMPTS: Final = 10
 AWAY: Final = (OSError, HungUpError, TimeoutError, AssertionError)
 
 
@@ -72,7 +75,7 @@ class Officer:
     async def settle(self) -> None:
         """Put every limit back to what the file says; at rest, so that nothing is in doubt afterwards."""
         for name, values in VALUES.items():
-            await set_limit(self.world.admin(REPLICAS[-1]), name, values[0])
+            await patiently(set_limit, self.world.admin(REPLICAS[-1]), name, values[0])
         await self.watch.look()
         self.wanted = {name: {values[0]} for name, values in VALUES.items()}
 
@@ -142,6 +145,16 @@ class Officer:
             await asyncio.sleep(0.1)
         if began == len(self.book.faults) and not self._disturbed():
             self.book.find("key", f"{KEY_S} s after a change {seen} instead of {status} everywhere")
+
+
+async def patiently(call: Callable[..., Awaitable[T]], *args: Any) -> T:
+    """Make a call that must succeed, again and again: a machine with too much to do may need minutes."""
+    for _ in range(ATTEMPTS):
+        try:
+            return await call(*args)
+        except AWAY:
+            await asyncio.sleep(1)
+    return await call(*args)
 
 
 async def set_limit(admin: AdminClient, name: str, value: int) -> None:

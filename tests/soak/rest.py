@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Final
 
 from services.permits.store import whole_numbers
 from tests.nodes.places import GATEWAYS, LIMITS
+from tests.soak.officer import patiently
 from tests.soak.world import LEASE, REPLICAS, World
 from tests.support import invariants
 from tests.support.client import fetch
-from tests.support.invariants import Asked, Limits, Line, Span
+from tests.support.history import APART, Asked, Limits, Line, Span
 from tests.support.processes import ROOT
 
 if TYPE_CHECKING:
@@ -34,7 +35,8 @@ if TYPE_CHECKING:
 
 # Every request has ended by its budgets, every fault was undone, and what it left behind has lapsed.
 QUIET_S: Final = 60.0
-EMPTY_S: Final = (LEASE["ttl_ms"] + 2 * LEASE["tick_ms"]) / 1000 + 1.0
+EMPTY_S: Final = (LEASE["ttl_ms"] + 2 * LEASE["tick_ms"]) / 1000 + 5.0
+SETTLED_S: Final = 10.0
 # What may be in Redis while nothing runs.
 KNOWN_KEYS: Final = re.compile(
     r"tenure:(\{demo\}:(meta|limits|limits:set_at|gateways|events|reported|evidence:e1|line:tenants)"
@@ -95,12 +97,12 @@ class Inspector:
         await asyncio.gather(self.injector.pause(), self.officer.pause())
         self.load.pause()
         await self._until(lambda: self.load.busy == 0, QUIET_S, "every client has its answer")
-        await self._until(lambda: self.world.engine.open == 0, 5, "nothing is open at the engine")
+        await self._until(lambda: self.world.engine.open == 0, SETTLED_S, "nothing is open at the engine")
         for name in REPLICAS:
-            await self.world.gateways[name].ready(within_s=15)
+            await self.world.gateways[name].ready(within_s=120)
         await self._until(lambda: not self._left(), EMPTY_S, "nothing is left in Redis", self._left)
-        await self._until(self._sessions_agree, 5, "exactly the living have a session", self._sessions)
-        await self._until(self._lines_agree, 5, "every line is written")
+        await self._until(self._sessions_agree, SETTLED_S, "only the living have sessions", self._sessions)
+        await self._until(self._lines_agree, SETTLED_S, "every line is written")
         await self.watch.look()
         self.logs.read()
         chapter = self.book.turn_page()
@@ -170,11 +172,11 @@ class Inspector:
             reasserted=Counter(w.fields["cause"] for w in chapter.words if w.kind == "lease_reasserted"),
             reclaimed=len(chapter.reclaims),
             longest_gap_s=_longest_gap_s(seen),
-            strict_s=faults.free_s(invariants.APART, chapter.began_s, began_s),
+            strict_s=faults.free_s(APART, chapter.began_s, began_s),
         )
 
     async def _counted(self, name: str) -> Mapping[tuple[str, str], float]:
-        text = (await fetch(self.world.url(name), "/metrics")).body.decode()
+        text = (await fetch(self.world.url(name), "/metrics", patience_s=120)).body.decode()
         return {(m["metric"], m["label"]): float(m["count"]) for m in COUNTED.finditer(text)}
 
     async def _agrees_with_the_command_line(self) -> None:
@@ -182,10 +184,12 @@ class Inspector:
         config = str(self.world.configs[REPLICAS[0]])
         command = [sys.executable, "-m", "services.cli", "fleets", "--json", "--config", config]
         printed = await asyncio.to_thread(
-            subprocess.run, command, cwd=ROOT, capture_output=True, text=True, timeout=30, check=False
+            subprocess.run, command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
         )
         said = [("tenure fleets", json.loads(printed.stdout)["fleets"][0])]
-        said += [(name, await self.world.admin(name).ok("GET", "/fleets/demo")) for name in REPLICAS]
+        said += [
+            (name, await patiently(self.world.admin(name).ok, "GET", "/fleets/demo")) for name in REPLICAS
+        ]
         for who, state in said:
             pools = state["pools"]
             groups = [pools["total"], pools["cold"], *pools["tenants"].values(), *pools["engines"].values()]

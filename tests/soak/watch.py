@@ -14,7 +14,7 @@ import redis
 from services.permits.store import whole_numbers
 from tests.nodes.places import EVENTS, LIMITS
 from tests.soak.world import World
-from tests.support.invariants import Line, Told
+from tests.support.history import Line, Told
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,7 +30,6 @@ class Watch:
 
     world: World
     book: Book
-    events: dict[str, int] = field(default_factory=dict)
     _after: str = "-"
     _looking: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -55,7 +54,7 @@ class Watch:
         for event_id, fields in events:
             self._after = f"({event_id}"
             kind = fields["kind"]
-            self.events[kind] = self.events.get(kind, 0) + 1
+            self.book.events[kind] += 1
             if kind == "reclaimed":
                 by = fields["holder"].partition("~")[0]
                 self.book.chapter.reclaims.append(Told(kind, by or None, at_s, fields))

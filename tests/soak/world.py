@@ -45,7 +45,8 @@ FLEET: Final = {
 }  # fmt: skip
 QUOTAS: Final = {"acme": 6, "beta": 4, "gamma": 3, "tiny": 1}
 WEIGHTS: Final = {"acme": 2, "beta": 1, "gamma": 1, "tiny": 1}
-DRAIN_WAIT_S: Final = 10.0
+# Far more than draining takes, for a machine with too much to do.
+STOP_LIMIT_S: Final = 60.0
 
 
 @dataclass
@@ -88,12 +89,12 @@ class World:
         """End every process in order; return what did not end well."""
         wrong = []
         for group in (self.gateways, self.reapers):
-            ends = await asyncio.gather(*(one.end() for one in group.values()), return_exceptions=True)
-            wrong += [str(end) for end in ends if isinstance(end, BaseException)]
-            statuses = await asyncio.gather(*(one.wait() for one in group.values()))
-            for name, status in zip(group, statuses, strict=True):
-                if status:
-                    wrong.append(f"{name} ended with {status}")
+            for process in group.values():
+                process.sigterm()
+            ends = await asyncio.gather(
+                *(one.wait(STOP_LIMIT_S) for one in group.values()), return_exceptions=True
+            )
+            wrong += [f"{name} ended with {end}" for name, end in zip(group, ends, strict=True) if end]
         return wrong
 
 

@@ -7,14 +7,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.history import Asked, Fault, Faults, Limits, Line, Span, Told
 from tests.support.invariants import (
-    Asked,
-    Fault,
-    Faults,
-    Limits,
-    Line,
-    Span,
-    Told,
     answers_explained,
     killed_reclaimed,
     lines_match,
@@ -51,6 +45,7 @@ def line(number: int = 1, gateway: str = "g1", **more: Any) -> Line:
         "lease": f"g1~n~r{number}",
         "queued_at": 1,
         "admitted_at": 2,
+        "released_at": 3,
         "reason": "completed",
         "refused": None,
         **more,
@@ -147,15 +142,25 @@ class TestLines:
         "wrong",
         [
             {"reason": "client_disconnect"},
-            {"reason": "completed", "refused": "draining"},
-            {"reason": None},
             {"request_id": "r7"},
             {"lease": "g1~n~r7"},
-            {"admitted_at": None},
         ],
     )
     def test_a_line_that_says_something_else_is_found(self, wrong: dict[str, Any]) -> None:
         assert checks(lines_match([asked()], [line(**wrong)], CALM)) == {"line_disagrees"}
+
+    @pytest.mark.parametrize(
+        "wrong",
+        [
+            {"reason": "completed", "refused": "draining"},
+            {"reason": None},
+            {"admitted_at": None},
+            {"queued_at": 3},
+            {"released_at": 1},
+        ],
+    )
+    def test_a_line_that_cannot_be_true_is_found(self, wrong: dict[str, Any]) -> None:
+        assert "line_unsound" in checks(lines_match([asked()], [line(**wrong)], CALM))
 
     def test_a_line_of_another_gateway_is_found(self) -> None:
         assert checks(lines_match([asked()], [line(gateway="g2")], CALM)) == {"line_disagrees"}
