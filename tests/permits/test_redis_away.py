@@ -86,9 +86,40 @@ async def test_share_admits_this_gateways_part_of_every_pool_and_no_more(
     assert seen.nothing_left()
 
 
+async def _until_live(seen: Seen, count: int) -> None:
+    await wait_until(lambda: len(seen.live()) == count, f"{count} are live")
+
+
 def _gateways(gate: Gate) -> int:
     view = gate.view("f")
     return view.gateways if view else 0
+
+
+async def test_shares_beside_one_that_holds_everything_exceed_by_themselves_and_by_no_more(
+    redis_server: RedisServer, url: str, seen: Seen
+) -> None:
+    """The bound of an outage: who held more than its share keeps it, and each of the others has its own."""
+    async with a_gate(url, "g1") as first, a_gate(url, "g2") as second:
+        await wait_until(lambda: _gateways(first) == _gateways(second) == 2, "each knows of the other")
+        held = [await first.take(demand()) for _ in range(4)]
+        redis_server.pause()
+        answers = await asyncio.gather(*(answer(second) for _ in range(6)), answer(first))
+        permits = [permit for permit, _ in answers if isinstance(permit, Permit)]
+        assert len(permits) == 2
+        redis_server.resume()
+        await wait_until(lambda: len(seen.live()) == 6, "all that runs is counted")
+        # Admission stays shut until the excess has drained, one by one.
+        for left in (5, 4):
+            assert isinstance((await answer(second))[0], Refused)
+            held.pop().close()
+            await _until_live(seen, left)
+        assert isinstance((await answer(second))[0], Refused)
+        held.pop().close()
+        await _until_live(seen, 3)
+        permits.append(await second.take(demand()))
+        for permit in (*held, *permits):
+            permit.close()
+    assert seen.nothing_left()
 
 
 async def test_what_was_admitted_by_share_ends_while_redis_is_still_away(shim: RedisShim, seen: Seen) -> None:

@@ -50,14 +50,14 @@ class Canary:
                 await asyncio.sleep(EVERY_S)
                 continue
             now_s = time.monotonic()
-            if now_s - began_s > SLOW_S and not self._meant(name, began_s, now_s):
+            if now_s - began_s > SLOW_S and not self._meant(name, began_s):
                 self.book.faults.append(Fault("slow", name, began_s, now_s))
             await asyncio.sleep(EVERY_S)
 
-    def _meant(self, name: str, from_s: float, to_s: float) -> bool:
-        """Say whether a fault that was injected made it slow."""
+    def _meant(self, name: str, began_s: float) -> bool:
+        """Say whether an injected fault made it slow; one that came when it was slow already did not."""
         injected = Faults(self.book.faults, tail_s=SLOW_S)
-        return injected.near(HARMFUL - {"slow"}, from_s, to_s, name) is not None
+        return injected.near(HARMFUL - {"slow"}, began_s, began_s + SLOW_S, name) is not None
 
     async def _health(self, name: str) -> None:
         await fetch(self.world.url(name), "/healthz", patience_s=GIVE_UP_S)

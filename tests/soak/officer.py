@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from tests.soak.world import FLEET, QUOTAS, REPLICAS, World
 from tests.support.client import HungUpError, fetch
 from tests.support.config_file import FLEET as NAME
+from tests.support.history import GONE, REDIS
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -83,27 +85,25 @@ class Officer:
         name = self.rng.choice([*VALUES])
         value = self.rng.choice(VALUES[name])
         before, self.wanted[name] = self.wanted[name], self.wanted[name] | {value}
-        began = len(self.book.faults)
+        began_s = time.monotonic()
         await self._set(name, value)
         if value == 0:
             await asyncio.sleep(self.rng.uniform(0.2, 1))
             value = VALUES[name][0]
             self.wanted[name].add(value)
             await self._set(name, value)
-        calm = len(before) == 1 and began == len(self.book.faults)
-        if calm and not self._disturbed():
-            # Every gateway has seen it after two ticks; what is lost before that may come back older.
-            await asyncio.sleep(1.5)
-            if not self._disturbed() and began == len(self.book.faults):
-                self.wanted[name] = {value}
+        # Every gateway has seen it after two ticks; what is lost before that may come back older.
+        await asyncio.sleep(1.5)
+        if len(before) == 1 and self._calm_since(began_s):
+            self.wanted[name] = {value}
 
     async def _set(self, name: str, value: int) -> None:
         await set_limit(self.world.admin(self.rng.choice(REPLICAS)), name, value)
         # A value that is in force for a moment only must be seen, too.
         await self.watch.look()
 
-    def _disturbed(self) -> bool:
-        return any(fault.end_s == float("inf") for fault in self.book.faults)
+    def _calm_since(self, began_s: float) -> bool:
+        return not self.book.known_faults().near(REDIS | GONE, began_s, time.monotonic())
 
     async def _revoke(self) -> None:
         admin = self.world.admin(self.rng.choice(REPLICAS))
@@ -121,14 +121,14 @@ class Officer:
 
     async def _keys(self) -> None:
         """Give a key, use it on every replica, take it back, and be refused on every replica."""
-        began = len(self.book.faults)
+        began_s = time.monotonic()
         admin = self.world.admin(self.rng.choice(REPLICAS))
         made = await admin.ok("POST", "/tenants/gamma/keys")
-        await self._all_answer(made["key"], 200, began)
+        await self._all_answer(made["key"], 200, began_s)
         await admin.ok("DELETE", f"/tenants/gamma/keys/{made['key_id']}")
-        await self._all_answer(made["key"], 401, began)
+        await self._all_answer(made["key"], 401, began_s)
 
-    async def _all_answer(self, key: str, status: int, began: int) -> None:
+    async def _all_answer(self, key: str, status: int, began_s: float) -> None:
         async def answers(gateway: str) -> Any:
             with suppress(*AWAY):
                 return (await fetch(self.world.url(gateway), "/v1/models", key=key, patience_s=5)).status
@@ -143,7 +143,7 @@ class Officer:
             if seen == [status] * len(seen):
                 return
             await asyncio.sleep(0.1)
-        if began == len(self.book.faults) and not self._disturbed():
+        if self._calm_since(began_s):
             self.book.find("key", f"{KEY_S} s after a change {seen} instead of {status} everywhere")
 
 
