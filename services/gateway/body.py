@@ -1,11 +1,17 @@
 """Reading a request's body, bounded in bytes and in time. No permit is held meanwhile."""
 
 import asyncio
+from typing import Final
 
 from starlette.types import Message, Receive
 
 from services.gateway.headers import Head
 from services.gateway.refusals import NotServed
+from services.permits.clock import monotonic
+
+# Once the first gap has passed, a body must have come at this pace on the average: whoever sends a byte now
+# and then would hold its connection, and what it has sent, for as long as it likes.
+BYTES_PER_S_MIN: Final = 4 * 1024
 
 
 class ClientGone(Exception):
@@ -18,32 +24,35 @@ async def read_body(
     """Return the whole body. `arrived` says that all of it is here already: nothing need be waited for.
 
     Raises NotServed: request_too_large as soon as that is certain, with or without Content-Length;
-    bad_request when nothing came for `gap_s`. Raises ClientGone when the client left.
+    bad_request when nothing came for `gap_s`, or too little in all. Raises ClientGone when the client left.
     """
     if head.content_length is not None and head.content_length > limit_bytes:
         raise _too_large(limit_bytes)
-    chunks: list[bytes] = []
-    size = 0
+    body = bytearray()
+    began_s = 0.0 if arrived else monotonic()
     while True:
         # A timeout costs more than a body that has arrived already.
-        message = await (receive() if arrived else _receive_within(gap_s, receive))
+        message = await (receive() if arrived else _receive(receive, len(body), began_s, gap_s))
         if message["type"] == "http.disconnect":
             raise ClientGone
         chunk = message.get("body", b"")
-        size += len(chunk)
-        if size > limit_bytes:
+        if len(body) + len(chunk) > limit_bytes:
             raise _too_large(limit_bytes)
-        chunks.append(chunk)
         if not message.get("more_body", False):
-            return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+            return bytes(body + chunk) if body else chunk
+        body += chunk
 
 
-async def _receive_within(gap_s: float, receive: Receive) -> Message:
+async def _receive(receive: Receive, size: int, began_s: float, gap_s: float) -> Message:
+    """Wait for more of a body of which `size` bytes have come since `began_s`."""
+    due_s = began_s + gap_s + size / BYTES_PER_S_MIN
     try:
-        async with asyncio.timeout(gap_s):
+        async with asyncio.timeout(min(gap_s, due_s - monotonic())):
             return await receive()
     except TimeoutError:
-        raise NotServed("bad_request", f"no byte of the body arrived for {gap_s:g} s", close=True) from None
+        raise NotServed(
+            "bad_request", f"the body stopped coming, or came too slowly: {size} bytes so far", close=True
+        ) from None
 
 
 def _too_large(limit_bytes: int) -> NotServed:

@@ -15,14 +15,18 @@ from services.gateway.prefixes import Boundary, of_parts, of_text
 from services.gateway.refusals import NotServed
 
 MODEL_CHARS_MAX: Final = 256
-# A model name sits in the first form fields; a whole upload is not searched for it.
+# A model name sits in the first form fields; a whole upload is not searched for it. Each repetition has an
+# end: a form made for it would otherwise keep the search busy for seconds.
 _FORM_SCAN_BYTES: Final = 64 * 1024
 _FORM_TAIL_BYTES: Final = 4 * 1024
 _FORM_MODEL: Final = re.compile(
-    rb'content-disposition:[^\r\n]*?;[ \t]*name="?model"?[ \t]*(?:;[^\r\n]*)?\r?\n'
-    rb"(?:[^\r\n]+\r?\n)*\r?\n([^\r\n]*)\r?\n",
+    rb'content-disposition:[^\r\n]{0,64}?;[ \t]{0,8}name="?model"?[ \t]{0,8}(?:;[^\r\n]{0,64})?\r?\n'
+    rb"(?:[^\r\n]{1,128}\r?\n){0,4}+\r?\n([^\r\n]*)\r?\n",
     re.IGNORECASE,
 )
+# Parts of a prompt have a comma between them; a text has some too. A prompt with more of them than any text
+# that fits a context is not taken apart: that would take seconds, and a hundred times its size in memory.
+_COMMAS_MAX: Final = 100_000
 # CONNECT asks for a tunnel; the answer to TRACE is the request as the engine got it, its own key included.
 _FOR_PROXIES: Final = frozenset({"CONNECT", "TRACE"})
 _NOTHING: Final = msgspec.Raw(b"")
@@ -36,9 +40,15 @@ class _Fields(msgspec.Struct):
     messages: msgspec.Raw = _NOTHING
     prompt: msgspec.Raw = _NOTHING
     input: msgspec.Raw = _NOTHING
+    # What an engine's template puts in front of the prompt or around it.
     tools: msgspec.Raw = _NOTHING
+    functions: msgspec.Raw = _NOTHING
     system: msgspec.Raw = _NOTHING
     instructions: msgspec.Raw = _NOTHING
+    documents: msgspec.Raw = _NOTHING
+    suffix: msgspec.Raw = _NOTHING
+    chat_template: msgspec.Raw = _NOTHING
+    chat_template_kwargs: msgspec.Raw = _NOTHING
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +60,11 @@ class Ask:
     boundaries: tuple[Boundary, ...] = ()
 
 
+_AROUND: Final = tuple(
+    name
+    for name in _Fields.__struct_fields__
+    if name not in ("model", "stream", "messages", "prompt", "input")
+)
 _fields = msgspec.json.Decoder(_Fields)
 _text = msgspec.json.Decoder(str)
 _parts = msgspec.json.Decoder(list[msgspec.Raw])
@@ -81,20 +96,23 @@ def _ask_of_json(head: Head, body: bytes) -> Ask:
     if not model:
         raise NotServed("bad_request", "the body names no model: set the string field `model`")
     stream = bytes(fields.stream) == b"true"
-    return Ask(model, stream, () if head.colder else _boundaries(model, fields))
+    return Ask(model, stream, () if head.colder else _boundaries(head.path, model, fields))
 
 
-def _boundaries(model: str, fields: _Fields) -> tuple[Boundary, ...]:
+def _boundaries(path: str, model: str, fields: _Fields) -> tuple[Boundary, ...]:
     """Cut the prompt; a shape that is not understood has no boundaries and so stays cold."""
-    seed = [model.encode(), *(bytes(raw) for raw in (fields.tools, fields.system, fields.instructions))]
-    for raw in (fields.messages, fields.input, fields.prompt):
-        view = bytes(raw)
+    seed = [path.encode(), model.encode(), *(bytes(getattr(fields, name)) for name in _AROUND)]
+    prompts = [bytes(raw) for raw in (fields.messages, fields.input, fields.prompt)]
+    for view in filter(None, prompts):
+        # Which of several the engine reads is not known here: a long one must not hide behind a cached one.
+        seed += [other for other in prompts if other is not view]
         try:
             if view[:1] == b"[":
-                return of_parts(seed, (bytes(part) for part in _parts.decode(view)))
+                few = view.count(b",") <= _COMMAS_MAX
+                return of_parts(seed, [bytes(part) for part in _parts.decode(view)]) if few else ()
             if view[:1] == b'"':
                 return of_text(seed, _text.decode(view))
-        except (msgspec.MsgspecError, UnicodeError):
+        except (msgspec.MsgspecError, UnicodeError, RecursionError):
             return ()
     return ()
 

@@ -5,7 +5,7 @@ prompt. Each boundary knows which share of the prompt lies before it.
 """
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -26,7 +26,7 @@ class Boundary:
     share: float
 
 
-def of_parts(seed: Iterable[bytes], parts: Iterable[bytes]) -> tuple[Boundary, ...]:
+def of_parts(seed: Iterable[bytes], parts: Sequence[bytes]) -> tuple[Boundary, ...]:
     """Return the boundaries after each part; `seed` is what changes the meaning of all of them.
 
     The last BOUNDARIES_MAX are kept: a conversation grows at its end.
@@ -36,12 +36,13 @@ def of_parts(seed: Iterable[bytes], parts: Iterable[bytes]) -> tuple[Boundary, .
         chain.update(len(piece).to_bytes(8, "big") + piece)
     ends: list[tuple[str, int]] = []
     read = 0
-    for part in parts:
+    for number, part in enumerate(parts, start=1):
         chain.update(len(part).to_bytes(8, "big"))
         chain.update(part)
         read += len(part)
-        ends.append((chain.hexdigest(), read))
-    return tuple(Boundary(name, end / read) for name, end in ends[-BOUNDARIES_MAX:] if read)
+        if number > len(parts) - BOUNDARIES_MAX:
+            ends.append((chain.hexdigest(), read))
+    return tuple(Boundary(name, end / read) for name, end in ends if read)
 
 
 def of_text(seed: Iterable[bytes], text: str) -> tuple[Boundary, ...]:

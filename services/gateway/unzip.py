@@ -25,9 +25,11 @@ class Unzip:
         except zlib.error:
             plain = self._feed_raw(chunk)
         self._fed = True
-        # A few bytes that inflate to very many are not worth following: the reply passes, unobserved.
-        if self._inflate.unconsumed_tail:
+        # A few bytes that inflate to very many are not worth following, and what comes after the end would be
+        # put by and copied with each chunk: the reply passes, unobserved.
+        if self._inflate.unconsumed_tail or self._inflate.eof:
             self.is_blind = True
+            self._inflate = zlib.decompressobj()
         return plain
 
     def _feed_raw(self, chunk: bytes) -> bytes:

@@ -33,17 +33,23 @@ class Message:
 
 class _Reader:
     def __init__(self, data: bytes) -> None:
-        self.left = data
+        self._data = data
+        self._at = 0
+
+    @property
+    def left(self) -> int:
+        return len(self._data) - self._at
 
     def line(self) -> bytes:
-        line, end, self.left = self.left.partition(b"\r\n")
-        assert end, f"a line without an end: {line[:200]!r}"
+        end = self._data.find(b"\r\n", self._at)
+        assert end >= 0, f"a line without an end: {self._data[self._at : self._at + 200]!r}"
+        line, self._at = self._data[self._at : end], end + 2
         assert not set(line) & {0, 10, 13}, f"a control character in {line[:200]!r}"
         return line
 
     def take(self, count: int) -> bytes:
-        assert len(self.left) >= count, f"{count} bytes were promised, {len(self.left)} came"
-        taken, self.left = self.left[:count], self.left[count:]
+        assert self.left >= count, f"{count} bytes were promised, {self.left} came"
+        taken, self._at = self._data[self._at : self._at + count], self._at + count
         return taken
 
     def headers(self) -> tuple[tuple[str, str], ...]:
@@ -55,13 +61,13 @@ class _Reader:
         return tuple(found)
 
     def chunks(self) -> bytes:
-        body = b""
+        body = bytearray()
         while True:
             size = self.line()
             assert _SIZE.fullmatch(size), f"no size of a chunk: {size[:200]!r}"
             if not int(size, 16):
                 assert self.line() == b"", "a trailer"
-                return body
+                return bytes(body)
             body += self.take(int(size, 16))
             assert self.take(2) == b"\r\n", "a chunk that is longer than it says"
 
@@ -75,7 +81,7 @@ class _Reader:
         if lengths:
             assert re.fullmatch("[0-9]{1,15}", lengths[0]), lengths
             return self.take(int(lengths[0]))
-        return self.take(len(self.left)) if to_the_end else b""
+        return self.take(self.left) if to_the_end else b""
 
 
 def requests_in(data: bytes) -> list[Message]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -34,7 +33,6 @@ class Target:
     gateway: Process
     engine: ScriptedEngine
     redis: RedisServer
-    _mark: tuple[int, ...] = ()
 
     @property
     def url(self) -> str:
@@ -43,16 +41,12 @@ class Target:
 
     def mark(self) -> None:
         """Forget what the engine got so far."""
-        self._mark = tuple(len(tape) for tape in self.engine.tapes)
+        for tape in self.engine.tapes:
+            tape.clear()
 
     def arrived(self) -> list[Message]:
         """Return the requests that the engine got since `mark`; every byte belongs to one of them."""
-        known = (*self._mark, *([0] * (len(self.engine.tapes) - len(self._mark))))
-        return [
-            request
-            for tape, start in zip(self.engine.tapes, known, strict=True)
-            for request in requests_in(bytes(tape[start:]))
-        ]
+        return [request for tape in self.engine.tapes for request in requests_in(bytes(tape))]
 
     async def good_request(self) -> None:
         """Be served as anybody would be."""
@@ -82,20 +76,20 @@ async def exchange(
     loop = asyncio.get_running_loop()
     with await Call.connect(url) as call:
         sending = asyncio.create_task(_send(call, pieces))
-        received = b""
+        received = bytearray()
         try:
             async with asyncio.timeout(patience_s):
                 while True:
                     async with asyncio.timeout(quiet_s):
                         data = await loop.sock_recv(call.sock, 65536)
                     if not data:
-                        return received, "closed"
+                        return bytes(received), "closed"
                     received += data
         except ConnectionResetError:
-            return received, "reset"
+            return bytes(received), "reset"
         except TimeoutError:
             assert quiet_s is not None, f"still open after {patience_s} s: {received[:200]!r}"
-            return received, "open"
+            return bytes(received), "open"
         finally:
             sending.cancel()
             await asyncio.gather(sending, return_exceptions=True)
@@ -133,8 +127,3 @@ def cpu_s(process: Process) -> float:
     with open(f"/proc/{process.pid}/stat") as stat:  # noqa: PTH123 - no file of the disk
         fields = stat.read().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / 100
-
-
-def now_s() -> float:
-    """Return a moment of the monotonic clock."""
-    return time.monotonic()
