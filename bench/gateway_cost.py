@@ -49,7 +49,7 @@ class Target:
 
 
 async def measure() -> list[Cost]:
-    """Measure Tenure, a bare relay of the same parts, and HAProxy where it is installed, on one engine."""
+    """Measure Tenure, two bare relays, and HAProxy where it is installed, on one engine."""
     async with AsyncExitStack() as started:
         folder = Path(started.enter_context(tempfile.TemporaryDirectory()))
         options = ("--slots", "1000", "--token-ms", "10", "--prefill-ms", "0", "--tokens", str(TOKENS))
@@ -63,7 +63,8 @@ async def measure() -> list[Cost]:
             rig(folder, redis.url, engines=[slots], gateways=1, fleet=PLENTY)
         )
         targets = [Target("tenure", made.gateways[0].url, made.gateways[0].pid)]
-        targets.append(_raw_relay(started, engine.url))
+        targets.append(_relay(started, "raw relay, aiohttp", "bench.raw_relay:app", engine.url))
+        targets.append(_relay(started, "raw relay, own client", "bench.wire_relay:app", engine.url))
         if binary := shutil.which("haproxy"):
             targets.append(_haproxy(started, folder, binary, engine.url))
         # In turn, round by round: the machine's speed drifts, and so all drift alike.
@@ -78,14 +79,14 @@ async def measure() -> list[Cost]:
     ]
 
 
-def _raw_relay(started: AsyncExitStack, engine_url: str) -> Target:
+def _relay(started: AsyncExitStack, name: str, app: str, engine_url: str) -> Target:
     port = free_port()
-    command = (sys.executable, "-m", "uvicorn", "bench.raw_relay:app", "--port", str(port))
+    command = (sys.executable, "-m", "uvicorn", app, "--port", str(port))
     quiet = ("--no-access-log", "--log-level", "error", "--loop", "uvloop", "--http", "httptools")
     relay = subprocess.Popen([*command, *quiet], env={**os.environ, "ENGINE": engine_url})
     started.callback(relay.wait)
     started.callback(relay.terminate)
-    return Target("raw relay", f"http://127.0.0.1:{port}", relay.pid)
+    return Target(name, f"http://127.0.0.1:{port}", relay.pid)
 
 
 def _haproxy(started: AsyncExitStack, folder: Path, binary: str, engine_url: str) -> Target:

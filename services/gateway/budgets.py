@@ -31,8 +31,8 @@ class Deadlines:
     """
 
     __slots__ = (
-        "_armed_s", "_cut", "_decoding", "_first_s", "_grace_s", "_idle_s", "_permit", "_sending",
-        "_since_s", "_stall_s", "_timer", "_total_s",
+        "_armed_s", "_cut", "_decoding", "_first_s", "_gap_s", "_grace_s", "_idle_s", "_permit",
+        "_sending", "_stall_s", "_timer", "_total_s",
     )  # fmt: skip
 
     def __init__(
@@ -40,7 +40,7 @@ class Deadlines:
     ) -> None:
         """Start counting now, at admission. `grace_s` is how long a lease outlives a deadline: one tick."""
         now_s = monotonic()
-        self._first_s = now_s + budgets.first_token_ms / 1000
+        self._first_s = self._gap_s = now_s + budgets.first_token_ms / 1000
         self._total_s = now_s + budgets.total_ms / 1000
         self._idle_s = budgets.idle_ms / 1000
         self._stall_s = budgets.stall_ms / 1000
@@ -49,7 +49,6 @@ class Deadlines:
         self._grace_s = grace_s
         self._decoding = False
         self._sending = False
-        self._since_s = now_s
         self._armed_s = float("inf")
         self._timer: asyncio.TimerHandle | None = None
         self._push(now_s)
@@ -57,18 +56,22 @@ class Deadlines:
     def decoding(self) -> None:
         """Note the first token: from now on the gaps between chunks count, not the wait for the first."""
         self._decoding = True
+        if not self._sending:
+            self.reading()
 
     def reading(self) -> float:
         """Wait for the engine from now on; return now."""
-        now_s = self._since_s = monotonic()
+        now_s = monotonic()
         self._sending = False
+        self._gap_s = now_s + self._idle_s if self._decoding else self._first_s
         self._push(now_s)
         return now_s
 
     def sending(self) -> float:
         """Wait for the client from now on; return now."""
-        now_s = self._since_s = monotonic()
+        now_s = monotonic()
         self._sending = True
+        self._gap_s = now_s + self._stall_s
         self._push(now_s)
         return now_s
 
@@ -84,14 +87,9 @@ class Deadlines:
             self._timer.cancel()
             self._timer = None
 
-    def _gap_s(self) -> float:
-        if self._sending:
-            return self._since_s + self._stall_s
-        return self._since_s + self._idle_s if self._decoding else self._first_s
-
     def _push(self, now_s: float) -> None:
         """Tell the lease how far it may go, and wake earlier than planned when a deadline came nearer."""
-        due_s = min(self._gap_s(), self._total_s)
+        due_s = min(self._gap_s, self._total_s)
         self._permit.renew_until(due_s + self._grace_s)
         if due_s < self._armed_s:
             if self._timer is not None:
@@ -105,7 +103,7 @@ class Deadlines:
     def _look(self) -> None:
         """Cut when a deadline has really passed, else sleep until the next one."""
         self._timer = None
-        now_s, gap_s = monotonic(), self._gap_s()
+        now_s, gap_s = monotonic(), self._gap_s
         due_s = min(gap_s, self._total_s)
         if now_s + _EARLY_S < due_s:
             self._arm(due_s, now_s)

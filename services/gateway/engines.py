@@ -1,51 +1,29 @@
-"""The engines' side: open a request there, read the reply, and let go of it so that the engine notices.
-
-The only module that knows aiohttp. Its errors become EngineFailed.
-"""
+"""The engines' side of a request: which one is asked, what is sent, who is tried when that one is away."""
 
 import asyncio
 import contextlib
-import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Final
 
-import aiohttp
 from tenacity import AsyncRetrying, retry_if_exception, stop_after_attempt
-from yarl import URL
 
+from services.gateway.engine_pool import EnginePool
+from services.gateway.engine_wire import EngineFailed, Reply
 from services.gateway.fleets import Fleet
+from services.gateway.headers import RawHeaders
 from services.permits.errors import PermitError
 from services.permits.permit import Permit
 from services.settings import schema
 
-# What is held of one reply: at most twice READ_BYTES in aiohttp, one read on its way to the client, and
-# what the client's transport buffers (64 KiB and that read).
-READ_BYTES: Final = 32 * 1024
-RECEIVE_BUFFER_BYTES: Final = 32 * 1024
-# Engines behind uvicorn close an idle connection after 5 s; one that closes just as we write looks like a
-# crash, so ours go first.
-KEEP_ALIVE_S: Final = 3.0
-_DNS_CACHE_S: Final = 10
-_HEAD_BYTES_MAX: Final = 64 * 1024
-# aiohttp warns about larger bodies in one piece; they are handed over in slices.
-_PIECE_BYTES: Final = 256 * 1024
 _SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
+# Sent twice these do what they do once (RFC 9110, 9.2.2).
+_IDEMPOTENT_METHODS: Final = _SAFE_METHODS | {"PUT", "DELETE"}
+# Without a body they say so: some servers answer 411 otherwise.
+_METHODS_WITH_BODY: Final = frozenset({"POST", "PUT", "PATCH"})
 _LOWEST_STATUS, _HIGHEST_STATUS = 200, 599
 
 Move = Callable[[Permit, Sequence[str]], Awaitable[bool]]
-
-
-class EngineFailed(Exception):
-    """The engine could not be reached, or broke off. `may_retry`: no work can have begun there."""
-
-    def __init__(
-        self, reason: Literal["engine_unreachable", "engine_error"], why: str, *, may_retry: bool = False
-    ) -> None:
-        """`why` is for the log; the caller is told the reason only."""
-        super().__init__(why)
-        self.reason: Literal["engine_unreachable", "engine_error"] = reason
-        self.may_retry = may_retry
 
 
 @dataclass(slots=True)
@@ -57,62 +35,17 @@ class EngineRequest:
 
     method: str
     path_and_query: str
-    headers: list[tuple[str, str]]
+    headers: RawHeaders
     body: bytes
 
 
-class Reply:
-    """A reply whose head has arrived. Owned by whoever entered `Engines.open`."""
-
-    __slots__ = ("_broken", "_content", "_response", "content_type", "encoding", "raw_headers", "status")
-
-    def __init__(self, response: aiohttp.ClientResponse) -> None:
-        """Take over `response`."""
-        self._response = response
-        self._content = response.content
-        self._broken: EngineFailed | None = None
-        self.status = response.status
-        self.raw_headers = response.raw_headers
-        self.content_type = response.headers.get("Content-Type", "").lower().encode("latin-1", "replace")
-        self.encoding = (
-            response.headers.get("Content-Encoding", "").strip().lower().encode("latin-1", "replace")
-        )
-
-    async def read(self) -> bytes:
-        """Return the next bytes as they arrived, b"" at the clean end; raise EngineFailed at any other."""
-        if self._broken is not None:
-            raise self._broken
-        try:
-            return await self._content.read(READ_BYTES)
-        except (aiohttp.ClientError, OSError) as error:
-            self._broken = EngineFailed("engine_error", f"the reply broke off: {type(error).__name__}")
-            # aiohttp raises before it hands out what arrived ahead of the break; the client shall have it.
-            left: bytes = self._content._read_nowait(-1)  # noqa: SLF001
-            if left:
-                return left
-            raise self._broken from None
-
-    @property
-    def is_read(self) -> bool:
-        """Whether the clean end has come and every byte before it was read."""
-        return self._content.at_eof()
-
-    def close(self) -> None:
-        """Let go. After a clean end the connection has gone back to the pool; otherwise it is cut now."""
-        connection = self._response.connection
-        if connection is not None and connection.transport is not None:
-            # Not close(): that would first write out a request body which nobody wants any more.
-            connection.transport.abort()
-        self._response.close()
-
-
 class Engines:
-    """The connections to all engines of this gateway. Made by `open_engines`."""
+    """The way to all engines of this gateway. Made by `open_engines`."""
 
-    def __init__(self, session: aiohttp.ClientSession, move: Move) -> None:
+    def __init__(self, move: Move) -> None:
         """`move` takes a permit to another engine."""
-        self._session = session
         self._move = move
+        self._pools: dict[str, EnginePool] = {}
 
     @contextlib.asynccontextmanager
     async def open(self, request: EngineRequest, fleet: Fleet, permit: Permit) -> AsyncIterator[Reply]:
@@ -133,6 +66,11 @@ class Engines:
             # granted to another replica at once: the engine must not see two requests on one place.
             await asyncio.sleep(0)
             raise
+
+    def close(self) -> None:
+        """Cut all connections."""
+        for pool in self._pools.values():
+            pool.close()
 
     async def _first_reply(self, request: EngineRequest, fleet: Fleet, permit: Permit) -> Reply:
         try:
@@ -171,94 +109,63 @@ class Engines:
     async def _call(self, request: EngineRequest, fleet: Fleet, name: str) -> Reply:
         """Send the request to one engine and await the reply's head."""
         engine = fleet.engines[name]
+        pool = self._pools.get(engine.url)
+        if pool is None:
+            pool = self._pools[engine.url] = EnginePool(engine.url)
         try:
-            response = await self._session.request(
-                request.method,
-                _url_of(engine, request),
-                headers=_headers_for(engine, request),
-                data=_payload(request.body),
-                timeout=_timeout(fleet.config.budgets.connect_ms),
-                allow_redirects=False,
-            )
-        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+            reply = await _exchange(pool, request, engine, fleet.config.budgets.connect_ms / 1000)
+        except OSError as error:
             fleet.engine_failed(name)
             why = f"cannot connect to {name}: {type(error).__name__}"
             raise EngineFailed("engine_unreachable", why, may_retry=True) from None
-        except (aiohttp.ClientError, OSError) as error:
+        except EngineFailed as failed:
             # No reason to leave the engine out: one caller's request must not cost the others an engine.
-            why = f"{name} broke off before its reply: {type(error).__name__}"
-            raise EngineFailed("engine_error", why, may_retry=request.method in _SAFE_METHODS) from None
-        if not _LOWEST_STATUS <= response.status <= _HIGHEST_STATUS:
-            response.close()
-            raise EngineFailed("engine_error", f"{name} answered with status {response.status}")
+            failed.may_retry = request.method in _SAFE_METHODS
+            raise
+        if not _LOWEST_STATUS <= reply.status <= _HIGHEST_STATUS:
+            reply.close()
+            raise EngineFailed("engine_error", f"{name} answered with status {reply.status}")
         fleet.engine_answered(name)
-        return Reply(response)
+        return reply
 
 
 @contextlib.asynccontextmanager
 async def open_engines(move: Move) -> AsyncIterator[Engines]:
-    """Yield the engines' client; all its connections are closed at the end."""
-    connector = aiohttp.TCPConnector(
-        limit=0,  # how many requests run is the permits' business
-        keepalive_timeout=KEEP_ALIVE_S,
-        ttl_dns_cache=_DNS_CACHE_S,
-        socket_factory=_small_socket,
-    )
-    session = aiohttp.ClientSession(
-        connector=connector,
-        cookie_jar=aiohttp.DummyCookieJar(),
-        auto_decompress=False,
-        read_bufsize=READ_BYTES,
-        max_line_size=_HEAD_BYTES_MAX,
-        max_field_size=_HEAD_BYTES_MAX,
-        # The engine sees what the client sent and nothing that aiohttp would add.
-        skip_auto_headers=("Accept", "Accept-Encoding", "User-Agent", "Content-Type"),
-        trust_env=False,
-    )
-    async with session:
-        yield Engines(session, move)
+    """Yield the way to the engines; all connections are closed at the end."""
+    engines = Engines(move)
+    try:
+        yield engines
+    finally:
+        engines.close()
+        # The event loop closes sockets in its next turn.
+        await asyncio.sleep(0)
 
 
-def _small_socket(address: tuple[Any, ...]) -> socket.socket:
-    """Make a socket whose kernel buffer is small, so that a client that stops reading stops the engine."""
-    family, kind, protocol = address[:3]
-    sock = socket.socket(family, kind, protocol)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER_BYTES)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    return sock
+async def _exchange(
+    pool: EnginePool, request: EngineRequest, engine: schema.Engine, connect_s: float
+) -> Reply:
+    """Send the request on an idle connection, or else on a new one. Raises EngineFailed and OSError."""
+    head = _head_of(request, engine, pool)
+    has_body = request.method != "HEAD"
+    connection = pool.take_idle()
+    if connection is not None:
+        try:
+            return await connection.exchange(head, request.body, has_body=has_body)
+        except EngineFailed as failed:
+            # Its end may have crossed our request, unread; or not: what must not be done twice is not.
+            if failed.reply_begun or request.method not in _IDEMPOTENT_METHODS:
+                raise
+    connection = await pool.connect(connect_s)
+    return await connection.exchange(head, request.body, has_body=has_body)
 
 
-def _url_of(engine: schema.Engine, request: EngineRequest) -> URL:
-    return URL(engine.url + request.path_and_query, encoded=True)
-
-
-def _headers_for(engine: schema.Engine, request: EngineRequest) -> list[tuple[str, str]]:
-    added = []
+def _head_of(request: EngineRequest, engine: schema.Engine, pool: EnginePool) -> bytes:
+    """Return the request's head as it goes over the wire: the caller's, for this engine."""
+    line = f"{request.method} {pool.path}{request.path_and_query} HTTP/1.1\r\nhost: {pool.authority}\r\n"
+    parts = [line.encode("latin-1"), *(b"%s: %s\r\n" % header for header in request.headers)]
     if engine.api_key:
-        added.append(("authorization", f"Bearer {engine.api_key}"))
-    if len(request.body) > _PIECE_BYTES:
-        added.append(("content-length", str(len(request.body))))
-    return [*request.headers, *added]
-
-
-def _payload(body: bytes) -> bytes | AsyncIterator[bytes] | None:
-    if len(body) <= _PIECE_BYTES:
-        return body or None
-    return _pieces(body)
-
-
-async def _pieces(body: bytes) -> AsyncIterator[bytes]:
-    for start in range(0, len(body), _PIECE_BYTES):
-        yield body[start : start + _PIECE_BYTES]
-
-
-_timeouts: Final[dict[int, aiohttp.ClientTimeout]] = {}
-
-
-def _timeout(connect_ms: int) -> aiohttp.ClientTimeout:
-    """Return aiohttp's form of the connect budget; all other budgets are the trip's own."""
-    if connect_ms not in _timeouts:
-        _timeouts[connect_ms] = aiohttp.ClientTimeout(
-            total=None, connect=connect_ms / 1000, ceil_threshold=3600
-        )
-    return _timeouts[connect_ms]
+        parts.append(b"authorization: Bearer %s\r\n" % engine.api_key.encode())
+    if request.body or request.method in _METHODS_WITH_BODY:
+        parts.append(b"content-length: %d\r\n" % len(request.body))
+    parts.append(b"\r\n")
+    return b"".join(parts)

@@ -71,13 +71,16 @@ def read_report(data: bytes) -> Report | None:
     return _of(usage, reply.timings)
 
 
+def may_report(data: bytes) -> bool:
+    """Whether it is worth parsing: cheap, and never wrong where the answer is no."""
+    return b"usage" in data or b"timings" in data
+
+
 def read_events(events: Iterable[bytes]) -> Report | None:
     """Merge the reports of the last events of a stream; the later one wins field by field."""
     merged: Report | None = None
     for data in events:
-        if b"usage" not in data and b"timings" not in data:
-            continue
-        found = read_report(data)
+        found = read_report(data) if may_report(data) else None
         if found is not None:
             merged = found if merged is None else _merge(merged, found)
     return merged

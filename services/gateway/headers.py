@@ -53,7 +53,7 @@ class Head:
     path: str
     query: str
     http10: bool
-    forward: list[tuple[str, str]]
+    forward: RawHeaders
     credentials: list[bytes]
     api_keys: list[bytes]
     content_type: bytes
@@ -75,7 +75,7 @@ def read_head(scope: Scope) -> Head:
     """Take a request's head apart; `scope` is one HTTP request as uvicorn hands it over."""
     headers: RawHeaders = scope["headers"]
     picked: dict[bytes, list[bytes]] = {}
-    forward: list[tuple[str, str]] = []
+    forward: RawHeaders = []
     named = _named_by_connection(value for name, value in headers if name == b"connection")
     for name, value in headers:
         if name in _PICKED:
@@ -83,7 +83,7 @@ def read_head(scope: Scope) -> Head:
         plain = name.replace(b"_", b"-") if b"_" in name else name
         if plain in NOT_FOR_ENGINES or plain in named or plain.startswith((b"tenure-", b"proxy-")):
             continue
-        forward.append((name.decode("latin-1"), _text(value)))
+        forward.append((name, value))
     head = Head(
         method=scope["method"],
         path=scope["raw_path"].decode("latin-1"),
@@ -102,7 +102,7 @@ def read_head(scope: Scope) -> Head:
         patience_ms=_patience_ms(_last(picked, b"tenure-patience-ms")),
     )
     if head.client_request_id:
-        forward.append(("x-client-request-id", head.client_request_id))
+        forward.append((b"x-client-request-id", head.client_request_id.encode()))
     return head
 
 
@@ -169,11 +169,3 @@ def _named_by_connection(values: Iterable[bytes]) -> frozenset[bytes]:
     return frozenset(
         token for value in values for part in value.split(b",") if (token := part.strip().lower())
     )
-
-
-def _text(value: bytes) -> str:
-    """Return a header value as text that aiohttp, which writes UTF-8, turns into the same bytes."""
-    try:
-        return value.decode("utf-8")
-    except UnicodeDecodeError:
-        return value.decode("latin-1")

@@ -6,7 +6,7 @@ from typing import Final
 from starlette.types import Send
 
 from services.gateway.budgets import Deadlines
-from services.gateway.engines import Reply
+from services.gateway.engine_wire import Reply
 from services.gateway.evidence import Report
 from services.gateway.headers import RawHeaders, for_client
 from services.gateway.refusals import Refusal, error_event, refusal_at_end
@@ -41,7 +41,7 @@ class OwnedStream:
 
     def takes_event(self) -> bool:
         """Whether an event of ours may follow: between two whole ones, both sent, in an open-ended body."""
-        has_length = any(name.lower() == b"content-length" for name, _ in self.reply.raw_headers)
+        has_length = any(name == b"content-length" for name, _ in self.reply.raw_headers)
         is_stream = self.observer.is_stream and self._trip.head.method != "HEAD"
         waits_for_client = _deadlines(self._trip).is_sending
         return is_stream and not has_length and not waits_for_client and self.observer.at_boundary()
@@ -81,18 +81,26 @@ class OwnedStream:
         Returns the last chunk unsent: the engine is done with it, so the permit need not wait for the client.
         """
         trip, reply, observer, deadlines = self._trip, self.reply, self.observer, _deadlines(self._trip)
+        deadlines.reading()
         while True:
-            deadlines.reading()
             chunk = await reply.read()
-            now_s = deadlines.sending()
+            now_s = deadlines.reading()
             observer.feed(chunk)
             ended = not chunk or reply.is_read
             if not trip.first_token_s and (observer.first_token or ended):
                 trip.first_token(now_s)
             trip.last_token_s = now_s if chunk else trip.last_token_s or now_s
             if ended:
+                deadlines.sending()
                 return chunk
-            await send({"type": "http.response.body", "body": chunk, "more_body": True})
+            message = {"type": "http.response.body", "body": chunk, "more_body": True}
+            if trip.wire.is_behind:
+                deadlines.sending()
+                await send(message)
+                deadlines.reading()
+            else:
+                # Nothing is waited for, so there is nothing to time.
+                await send(message)
 
 
 def own_headers(trip: Trip) -> RawHeaders:

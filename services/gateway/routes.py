@@ -8,7 +8,8 @@ from starlette.types import Receive, Scope, Send
 from services.gateway.body import ClientGone, read_body
 from services.gateway.callers import tenant_of
 from services.gateway.classify import Ask, classify
-from services.gateway.engines import EngineFailed, EngineRequest, Engines
+from services.gateway.engine_wire import EngineFailed
+from services.gateway.engines import EngineRequest, Engines
 from services.gateway.evidence import covered
 from services.gateway.fleets import Fleet, Fleets
 from services.gateway.prefixes import candidates
@@ -96,7 +97,7 @@ class DataPlane:
         return EngineRequest(
             method=head.method,
             path_and_query=f"{head.path}?{head.query}" if head.query else head.path,
-            headers=[*head.forward, ("x-request-id", trip.request_id)],
+            headers=[*head.forward, (b"x-request-id", trip.request_id.encode())],
             body=body,
         )
 

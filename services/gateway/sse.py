@@ -9,7 +9,7 @@ from typing import Final, Protocol
 
 import msgspec
 
-from services.gateway.evidence import Report, read_events, read_report, read_tail
+from services.gateway.evidence import Report, may_report, read_events, read_report, read_tail
 from services.gateway.unzip import Unzip
 
 # A stream that has not shown a token after this much is not worth parsing further.
@@ -18,7 +18,6 @@ TAIL_BYTES: Final = 8 * 1024
 # A JSON reply up to this size is kept whole for its report; of a longer one the tail is searched.
 WHOLE_BYTES_MAX: Final = 32 * 1024
 _BOUNDARY: Final = re.compile(rb"\r\n\r\n|\n\n|\r\r")
-_LINE_END: Final = re.compile(rb"\r\n|\n|\r")
 _ENDS: Final = (b"\n\n", b"\r\n\r\n", b"\r\r")
 _EMPTY: Final = frozenset({b"", b"null", b'""', b"[]", b"{}"})
 # Events of the Responses and Messages APIs that come before any generated content.
@@ -119,11 +118,11 @@ class StreamObserver:
 
     def report(self) -> Report | None:
         """See Observer."""
-        return read_events(data for block in _BOUNDARY.split(bytes(self._tail)) if (data := data_of(block)))
+        return read_events(data_of(block) for block in _blocks(bytes(self._tail)) if may_report(block))
 
     def generated(self) -> int:
         """See Observer. Counted without parsing; the end of the stream is looked at once, for its markers."""
-        blocks = _BOUNDARY.split(bytes(self._tail))[-_CLOSING_EVENTS_MAX - 1 :]
+        blocks = _blocks(bytes(self._tail))[-_CLOSING_EVENTS_MAX - 1 :]
         markers = 0
         for block in reversed(blocks):
             if block and has_content(data_of(block)):
@@ -134,7 +133,7 @@ class StreamObserver:
     def _look_for_token(self, chunk: bytes) -> None:
         """Parse whole events until one has generated content; the rest waits for its end."""
         data = self._pending + chunk
-        *blocks, self._pending = _BOUNDARY.split(data)
+        *blocks, self._pending = _blocks(data)
         for block in blocks:
             if self.first_token:
                 self._events += 1
@@ -195,9 +194,14 @@ class BodyObserver:
         return 0
 
 
+def _blocks(data: bytes) -> list[bytes]:
+    """Return the events in `data`; the last one may be open. Carriage returns are rare and cost a pattern."""
+    return _BOUNDARY.split(data) if b"\r" in data else data.split(b"\n\n")
+
+
 def data_of(block: bytes) -> bytes:
     """Return the joined data lines of one event; empty for comments and bare fields."""
-    lines = [line[5:].removeprefix(b" ") for line in _LINE_END.split(block) if line.startswith(b"data:")]
+    lines = [line[5:].removeprefix(b" ") for line in block.splitlines() if line.startswith(b"data:")]
     return b"\n".join(lines)
 
 

@@ -73,6 +73,11 @@ class Wire:
         return self._cycle.response_started
 
     @property
+    def is_behind(self) -> bool:
+        """Whether the client has to take some of what it was sent before it is sent more."""
+        return self._protocol.flow.write_paused
+
+    @property
     def is_over(self) -> bool:
         """Whether the reply has been sent whole."""
         return self._cycle.response_complete

@@ -2,7 +2,11 @@
 
 from typing import Any
 
+import pytest
+
 from tests.support.answers import Dies, Stream, failure
+from tests.support.client import fetch
+from tests.support.config_file import key_of
 from tests.support.scripted_engine import ScriptedEngine
 from tests.support.waiting import wait_until
 
@@ -90,3 +94,51 @@ async def test_a_kept_connection_that_the_engine_closed_costs_nobody_an_error(
         await wait_until(lambda: engine.open == 0, "the request is over")
         engine.hang_up()
         await gateway.is_idle()
+
+
+async def kept_connection(gateway: Any, engine: ScriptedEngine) -> None:
+    """Leave one idle connection to the engine."""
+    call = await gateway.call()
+    await call.head()
+    await call.rest()
+    call.close()
+    await gateway.is_idle()
+    assert engine.connections == 1
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD", "PUT", "DELETE"])
+async def test_what_may_be_done_twice_is_sent_again_when_a_kept_connection_was_at_its_end(
+    gateway: Any, engine: ScriptedEngine, method: str
+) -> None:
+    """The engine may have closed it while the request was on its way."""
+    await kept_connection(gateway, engine)
+    engine.choose = lambda seen: Dies("before_head") if seen.connection == 1 else None
+    answer = await fetch(gateway.url, "/v1/files/a", method=method, key=key_of("acme"))
+    assert answer.status == 200
+    assert [seen.connection for seen in engine.requests[1:]] == [1, 2]
+    await gateway.record(2)
+
+
+@pytest.mark.parametrize(
+    ("method", "death"),
+    [("POST", Dies("before_head")), ("PATCH", Dies("before_head")), ("GET", Dies("within_head"))],
+)
+async def test_a_request_whose_work_or_answer_may_have_begun_is_not_sent_again(
+    gateway: Any, engine: ScriptedEngine, method: str, death: Dies
+) -> None:
+    await kept_connection(gateway, engine)
+    engine.answer = death
+    answer = await fetch(gateway.url, "/v1/files/a", method=method, key=key_of("acme"))
+    assert answer.status == 502
+    assert len(engine.requests) == 2
+    await gateway.record(2)
+
+
+async def test_a_new_connection_that_breaks_is_no_reason_for_another(
+    gateway: Any, engine: ScriptedEngine
+) -> None:
+    engine.answer = Dies("before_head")
+    answer = await fetch(gateway.url, "/v1/files/a", method="GET", key=key_of("acme"))
+    assert answer.status == 502
+    assert len(engine.requests) == 1
+    await gateway.record()

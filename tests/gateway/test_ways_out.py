@@ -164,6 +164,23 @@ async def test_an_engine_that_dies_after_its_head_leaves_a_cut_reply(
     await left_alone(gateway, engine)
 
 
+async def test_a_body_without_a_length_that_ends_by_a_reset_is_not_whole(
+    gateway: Any, engine: ScriptedEngine
+) -> None:
+    async def breaks(reply: Reply) -> None:
+        await reply.raw(b"HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\n\r\nhalf of it")
+        reply.reset()
+
+    engine.answer = breaks
+    call = await gateway.call()
+    assert await call.head() == 200
+    assert await call.rest() in (b"", b"half of it")
+    assert call.ended == "cut"
+    call.close()
+    assert (await gateway.record())["reason"] == "engine_error"
+    await left_alone(gateway, engine)
+
+
 async def test_a_stream_without_a_single_event_ends_as_the_engine_ended_it(
     gateway: Any, engine: ScriptedEngine
 ) -> None:

@@ -154,8 +154,6 @@ async def test_a_client_never_sees_two_ways_to_read_a_reply(
         assert reply.body.decode() in BODIES
 
 
-# Mended with the client that takes its place.
-@pytest.mark.xfail(strict=False, reason="aiohttp keeps a connection on which something came unasked")
 @pytest.mark.parametrize("delay_s", [0.0, 0.1])
 @pytest.mark.parametrize("framing", ["length", "chunks"])
 async def test_bytes_that_an_engine_sends_unasked_are_nobodys_reply(
