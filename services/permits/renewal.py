@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import structlog
 
 from services.permits.clock import monotonic
+from services.permits.clockwatch import ClockWatch
 from services.permits.events import Cause, Listener
 from services.permits.holdings import Holdings
 from services.permits.model import Cut, FleetPolicy, LeaseTimes, Ticked, Unknown
@@ -68,6 +69,7 @@ class Renewal:
         self._listener = listener
         self._lose = lose
         self._tell = tell
+        self._clock = ClockWatch(gap_s=2 * times.tick_ms / 1000)
 
     async def tick(self) -> None:
         """Renew what is being read, notice what was lost, and see the limits; raises Unavailable."""
@@ -109,6 +111,7 @@ class Renewal:
             for permit in batch:
                 permit.news |= permit.id in news
             raise
+        self._watch_clock(sent_s, answer)
         self._explain(batch, answer)
         for permit in batch:
             permit.deadline_s = sent_s + self._times.ttl_ms / 1000
@@ -120,6 +123,18 @@ class Renewal:
         if told:
             self._tell(self.fleet, told)
         return answer
+
+    def _watch_clock(self, sent_s: float, answer: Ticked) -> None:
+        rate = self._clock.look(sent_s, answer.clock, answer.stamp.epoch)
+        if rate is None:
+            return
+        event = "lease_clock_off" if self._clock.is_off else "lease_clock_right"
+        log.warning(
+            event,
+            fleet=self.fleet,
+            rate=round(rate, 2),
+            why="leases end on the wall clock of the Redis server, which should run at the speed of ours",
+        )
 
     def _explain(self, batch: list[Permit], answer: Ticked) -> None:
         """Say why each missing lease was missing; Redis has them again by now."""

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypedDict, Unpack
 
 from tests.support.client import HungUpError, fetch
 from tests.support.redis_server import free_port
@@ -27,13 +27,31 @@ STOP_LIMIT_S: Final = 5.0
 _running: set[Process] = set()
 
 
+class How(TypedDict, total=False):
+    """In what way a process differs from an ordinary one; see Process."""
+
+    root: Path
+    environment: Mapping[str, str] | None
+
+
 class Process:
     """One process of ours. Whoever starts it ends it with `end`; what is forgotten ends with the test run."""
 
     def __init__(
-        self, folder: Path, name: str, *command: str, url: str = "", ready_path: str = "/readyz"
+        self,
+        folder: Path,
+        name: str,
+        *command: str,
+        url: str = "",
+        ready_path: str = "/readyz",
+        root: Path = ROOT,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
-        """Start `python command...` at once, its output going to `folder/name.log`."""
+        """Start `python command...` at once, its output going to `folder/name.log`.
+
+        root         where the product is: this checkout, or an edition of it
+        environment  laid over ours
+        """
         self.name = name
         self.url = url
         self.log_path = folder / f"{name}.log"
@@ -42,7 +60,7 @@ class Process:
             self._popen = subprocess.Popen(
                 [sys.executable, *command],
                 cwd=folder,
-                env=_clean_environment(),
+                env={**_clean_environment(), "PYTHONPATH": str(root), **(environment or {})},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -134,9 +152,11 @@ class Process:
             _running.discard(self)
 
 
-def gateway(folder: Path, config: Path, *, name: str = "g1", port: int | None = None) -> Process:
+def gateway(
+    folder: Path, config: Path, *, name: str = "g1", port: int | None = None, **how: Unpack[How]
+) -> Process:
     """Start one replica on `port` (None: a free one)."""
-    return _with_port(folder, "services.gateway", config, name, port, "--name", name)
+    return _with_port(folder, "services.gateway", config, name, port, "--name", name, **how)
 
 
 def reaper(folder: Path, config: Path, *, name: str = "reaper", port: int | None = None) -> Process:
@@ -151,17 +171,19 @@ def simulated_engine(folder: Path, *options: str, name: str = "engine", port: in
     return Process(folder, name, *command, url=f"http://127.0.0.1:{port}", ready_path="/health")
 
 
-def _with_port(folder: Path, module: str, config: Path, name: str, port: int | None, *more: str) -> Process:
+def _with_port(
+    folder: Path, module: str, config: Path, name: str, port: int | None, *more: str, **how: Unpack[How]
+) -> Process:
     port = port or free_port()
     command = ("-m", module, "--config", str(config), "--port", str(port), *more)
-    return Process(folder, name, *command, url=f"http://127.0.0.1:{port}")
+    return Process(folder, name, *command, url=f"http://127.0.0.1:{port}", **how)
 
 
 def _clean_environment() -> Mapping[str, str]:
     """Return our environment without settings of the product, which would reach past the config file."""
     handed_on = dict(os.environ)  # noqa: TID251
     ours = {name: value for name, value in handed_on.items() if not name.startswith("TENURE_")}
-    return {**ours, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+    return {**ours, "PYTHONUNBUFFERED": "1"}
 
 
 @atexit.register

@@ -1,9 +1,11 @@
 """A real redis-server for the tests: on a unix socket and on a TCP port of 127.0.0.1."""
 
+import os
 import shutil
 import signal
 import socket
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -50,12 +52,20 @@ class RedisServer:
     """One server process, owned by whoever made it: `start`, then `stop` at the end.
 
     The port and the socket stay the same over `stop` and `start`. Nothing is persisted, so a
-    restarted server is empty. `options` are extra words of the server's command line; with `password` it
-    requires that one.
+    restarted server is empty. `options` are extra words of the server's command line, `environment` is laid
+    over ours; with `password` it requires that one.
     """
 
-    def __init__(self, folder: Path, *, options: tuple[str, ...] = (), password: str = "") -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        options: tuple[str, ...] = (),
+        password: str = "",
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self.folder = folder
+        self.environment = environment or {}
         self.options = (*options, "--requirepass", password) if password else options
         self._password = password or None
         self.port = free_port()
@@ -87,7 +97,8 @@ class RedisServer:
         """Start the server and wait until it answers; does nothing when it runs."""
         if self.running():
             return self
-        self._process = subprocess.Popen(self._command(), cwd=self.folder)
+        environment = {**os.environ, **self.environment}  # noqa: TID251
+        self._process = subprocess.Popen(self._command(), cwd=self.folder, env=environment)
         wait_until_sync(self._answers_or_died, "redis-server answers", START_TIMEOUT_S)
         if not self.running():
             self._process = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from services.permits.connect import connect
 from services.permits.store import Store
@@ -46,10 +46,10 @@ class Rig:
         """Return the records of ended requests of all gateways."""
         return [line for gateway in self.gateways for line in gateway.log_lines()]
 
-    async def add_gateway(self, *, config: Path | None = None) -> Process:
+    async def add_gateway(self, *, config: Path | None = None, **how: Unpack[processes.How]) -> Process:
         """Start one more replica and return it when it is ready."""
         number = len(self.gateways) + 1
-        added = processes.gateway(self.folder, config or self.configs[0], name=f"g{number}")
+        added = processes.gateway(self.folder, config or self.configs[0], name=f"g{number}", **how)
         self.gateways.append(added)
         await added.ready()
         return added
