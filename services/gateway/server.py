@@ -23,6 +23,9 @@ from services.settings.schema import Settings
 # Held by the kernel for one client, before the writer is told to wait.
 SEND_BUFFER_BYTES: Final = 64 * 1024
 BACKLOG: Final = 4096
+# A drain takes at least so long, or `drain_ms` when that is less: whoever balances the load has to see that
+# this replica is not ready before it is gone, or sends it a request that nobody reads.
+DRAIN_LEAST_S: Final = 1.0
 # After the last streams were cut: how long their ends may take.
 _CUT_S: Final = 2.0
 _KEEP_ALIVE_S: Final = 75
@@ -122,13 +125,19 @@ def _warn(settings: Settings, journal: Journal) -> None:
 async def _drain(app: App, drain_s: float, asked_again: asyncio.Queue[int]) -> None:
     """Let live streams finish within `drain_s`, or until asked again; then cut the rest."""
     app.trips.drain()
-    finished = asyncio.create_task(app.trips.wait_empty())
+    finished = asyncio.create_task(_all_gone(app, least_s=min(DRAIN_LEAST_S, drain_s)))
     hurry = asyncio.create_task(asked_again.get())
     await asyncio.wait((finished, hurry), timeout=drain_s, return_when=asyncio.FIRST_COMPLETED)
     app.trips.cut_all()
     await asyncio.wait((finished,), timeout=_CUT_S)
     for task in (finished, hurry):
         task.cancel()
+
+
+async def _all_gone(app: App, *, least_s: float) -> None:
+    await asyncio.gather(app.trips.wait_empty(), asyncio.sleep(least_s))
+    # Some came meanwhile, to be told to go elsewhere.
+    await app.trips.wait_empty()
 
 
 @contextlib.asynccontextmanager

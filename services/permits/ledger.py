@@ -38,6 +38,11 @@ class Ledger(ScriptCaller):
         fields: dict[str, str] = await self._plain(self._client.hgetall(self.keys(fleet).limits))
         return fields
 
+    async def schema(self, fleet: str) -> int:
+        """Return the number of the layout in which the fleet's keys are written; 0: nobody has yet."""
+        text = await self._plain(self._client.hget(self.keys(fleet).meta, "schema"))
+        return int(text) if text and text.isdigit() else 0
+
     async def sessions(self, fleet: str) -> list[tuple[str, int, bool]]:
         """Return (holder, end on the lease clock, told to drain) of each gateway."""
         keys = self.keys(fleet)

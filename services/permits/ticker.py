@@ -35,6 +35,8 @@ from services.permits.waiters import News, Waiters
 
 # How long a stopping process tries to hand its last releases to Redis.
 LAST_FLUSH_S: Final = 2.0
+# The layout of a fleet's keys that this version writes; see `schema` in lua/README.md.
+SCHEMA: Final = 1
 # In place of a lease id: what follows is said to the gateway itself. See lua/drain.lua.
 WHOLE_GATEWAY: Final = "*"
 # Between attempts while Redis is away: soon enough to recover within a second, too slow to hammer.
@@ -205,6 +207,7 @@ class Ticker:
         error: Unusable | None = None
         try:
             await probe(self._client, prefix=self._prefix)
+            await self._check_layout()
             await self._round()
         except Unusable as unusable:
             error = unusable
@@ -212,6 +215,15 @@ class Ticker:
             self._note_down(trouble)
         self._to_owners(self._settle_start, error)
         return error is None
+
+    async def _check_layout(self) -> None:
+        for fleet in self._renewals:
+            found = await self._store.schema(fleet)
+            if found > SCHEMA:
+                raise Unusable(
+                    f"redis.url: fleet {fleet} is kept by a newer Tenure (schema {found}, here {SCHEMA}): "
+                    "upgrade this one, or give it a redis.prefix of its own"
+                )
 
     def _settle_start(self, error: Unusable | None) -> None:
         if self._started is not None and not self._started.done():
