@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 # The limit is for the first build, which fetches every dependency.
-pytestmark = [pytest.mark.xdist_group("docker"), pytest.mark.timeout(1200)]
+pytestmark = pytest.mark.timeout(1200)
 
 # What asking through `docker exec` may add to a bound on a busy machine.
 ASKING_S = 2.0

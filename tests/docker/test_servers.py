@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from services.permits.gate import Gate
     from services.permits.model import FleetPolicy, Reclaim
 
-# All in one process of the test run, so that each server is started once. The limit is for a first pull.
-pytestmark = [pytest.mark.xdist_group("docker"), pytest.mark.timeout(300)]
+# The limit is for a first pull.
+pytestmark = pytest.mark.timeout(300)
 
 HOLDER = "g1~a1"
 
