@@ -1,5 +1,7 @@
 """Makes Redis clients that wait for a connection instead of failing, and that never hang."""
 
+import asyncio
+from collections.abc import Iterable
 from typing import Any, Final
 
 from redis.asyncio import BlockingConnectionPool, Redis
@@ -23,10 +25,22 @@ CONNECT_TIMEOUT_S: Final = 0.5
 # One more attempt, at once: a pooled connection may have died while it was idle. All scripts are
 # idempotent by lease id, so sending one twice is safe. Not after a time-out: the caller waited long enough.
 _RETRY: Final = 1
-# uvloop closes a transport that was reset by itself, and answers a write to it with a RuntimeError.
-_BROKEN: Final = (RedisConnectionError, RuntimeError)
 # All that a call to Redis may raise when Redis or the way there is at fault.
-TROUBLE: Final = (RedisError, OSError, TimeoutError, RuntimeError)
+TROUBLE: Final = (RedisError, OSError, TimeoutError)
+
+
+class _Honest:
+    """A connection that was reset while it was idle says so when it is written to.
+
+    The write itself would not, or not in these words: what it does is up to the event loop (nothing, a
+    RuntimeError of uvloop, a TypeError of asyncio from Python 3.12 on).
+    """
+
+    async def _send_packed_command(self, command: Iterable[bytes]) -> None:
+        writer: asyncio.StreamWriter = self._writer  # type: ignore[attr-defined]
+        if writer.is_closing():
+            raise ConnectionResetError("it was reset while it was idle")
+        await super()._send_packed_command(command)  # type: ignore[misc]
 
 
 class PrimaryPool(SentinelConnectionPool, BlockingConnectionPool):
@@ -47,6 +61,8 @@ class Client(Redis):
         self, pool: BlockingConnectionPool, *, timeout_s: float, sentinels: Sentinel | None = None
     ) -> None:
         """Own `pool`, the pipe and the connections to `sentinels`; `aclose` closes all of them."""
+        kind = pool.connection_class
+        pool.connection_class = type(f"Honest{kind.__name__}", (_Honest, kind), {})
         super().__init__(connection_pool=pool)
         self.auto_close_connection_pool = True
         self.pipe: Final = Pipe(pool, timeout_s=timeout_s)
@@ -84,8 +100,8 @@ def connect(url: str, *, max_connections: int = 20, timeout_s: float = 1.0) -> C
         "socket_timeout": timeout_s,
         # A TLS greeting is several round trips, and work at both ends.
         "socket_connect_timeout": timeout_s if address.tls else CONNECT_TIMEOUT_S,
-        "retry": Retry(ExponentialWithJitterBackoff(base=0.01, cap=0.05), _RETRY, _BROKEN),  # type: ignore[arg-type]
-        "retry_on_error": [*_BROKEN],
+        "retry": Retry(ExponentialWithJitterBackoff(base=0.01, cap=0.05), _RETRY, (RedisConnectionError,)),
+        "retry_on_error": [RedisConnectionError],
         # What the address asks for, but not whether replies are text.
         **address.options,
         "decode_responses": True,

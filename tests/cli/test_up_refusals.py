@@ -1,6 +1,5 @@
 """`tenure up` on a machine where something is missing or in the way: one line, exit code 1, nothing left."""
 
-import shutil
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -9,7 +8,7 @@ import pytest
 
 from tests.cli.conftest import Tenure, only_line
 from tests.support.config_file import write_config
-from tests.support.redis_server import RedisServer, free_port
+from tests.support.redis_server import RedisServer, free_port, server_binary
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -65,13 +64,10 @@ async def test_no_redis_anywhere_says_what_to_do(tenure: Tenure) -> None:
 
 async def test_a_server_that_cannot_run_our_scripts_is_passed_over(tenure: Tenure, tmp_path: Path) -> None:
     """Told by trying, not by the version: this one is a real server whose scripting was taken away."""
-    real = shutil.which("redis-server")
-    if real is None:
-        pytest.skip("no redis-server on PATH to take scripting from")
     folder = tmp_path / "bin"
     folder.mkdir()
     crippled = folder / "redis-server"
-    crippled.write_text(f'#!/bin/sh\nexec {real} "$@" --rename-command EVAL ""\n')
+    crippled.write_text(f'#!/bin/sh\nexec {server_binary()} "$@" --rename-command EVAL ""\n')
     crippled.chmod(0o755)
     path = f"{folder}:/bin"
     done = await tenure("up", *ANY_PORTS, environ={"PATH": path}, main=WITHOUT_PACKAGE)

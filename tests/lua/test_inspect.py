@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 from typing import TYPE_CHECKING
 
@@ -11,11 +10,12 @@ import pytest
 from services.permits.replies import lease_row
 from services.permits.scripts import LUA_DIR
 from tests.lua.fleet import SLACK_MS, TIMES, RawFleet, held
+from tests.support.redis_server import cli_binary
 
 if TYPE_CHECKING:
     from tests.support.redis_server import RedisServer
 
-redis_cli = shutil.which("redis-cli") or shutil.which("valkey-cli")
+redis_cli = cli_binary()
 needs_cli = pytest.mark.skipif(redis_cli is None, reason="no redis-cli or valkey-cli on PATH")
 
 

@@ -6,9 +6,12 @@ import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
+
 from services.permits.scripts import LUA_DIR
 from tests.lua.fleet import SLACK_MS
 from tests.lua.line import G1, G2, PATIENT_MS, Line
+from tests.support.redis_server import cli_binary
 
 if TYPE_CHECKING:
     from tests.support.redis_server import RedisServer
@@ -40,11 +43,12 @@ def test_those_at_their_quota_are_shown_behind_all_others(line: Line) -> None:
     assert [text.split(" ")[0] for text in line.line()] == [f"lease={free}", f"lease={blocked}"]
 
 
+@pytest.mark.skipif(cli_binary() is None, reason="no redis-cli or valkey-cli on PATH")
 def test_redis_cli_shows_it_from_the_file_as_it_is(line: Line, redis_server: RedisServer) -> None:
     line.run_one()
     lease = line.join()
     path = Path(LUA_DIR) / "line.lua"
-    command = ["redis-cli", "-s", str(redis_server.socket_path), "--eval", str(path), line.keys.meta]
+    command = [str(cli_binary()), "-s", str(redis_server.socket_path), "--eval", str(path), line.keys.meta]
     shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert f"lease={lease} holder={G1} tenant=acme class=cold deadline_in_ms=" in shown
     assert shown.count("lease=") == 1

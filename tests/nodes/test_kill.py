@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import sys
 import time
@@ -26,6 +25,7 @@ from tests.nodes.places import (
 from tests.support.client import Call, chat_body
 from tests.support.config_file import LEASE
 from tests.support.processes import ROOT
+from tests.support.redis_server import cli_binary
 from tests.support.rig import Rig, rig
 from tests.support.waiting import wait_until
 
@@ -55,7 +55,7 @@ def tenure_leases(config: Path) -> list[dict[str, Any]]:
 def redis_cli_leases(server: RedisServer) -> set[str]:
     """Return the leases that an engineer with nothing but redis-cli sees."""
     script = LUA_DIR / "inspect.lua"
-    client = shutil.which("redis-cli") or shutil.which("valkey-cli")
+    client = cli_binary()
     if client is None:
         lines = server.cli("EVAL", script.read_text(), 1, META)
     else:

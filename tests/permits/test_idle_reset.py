@@ -1,10 +1,11 @@
-"""A connection that is reset while nobody uses it costs no call, on the event loop that gateways run on."""
+"""A connection that is reset while nobody uses it costs no call, on whichever event loop."""
 
 from __future__ import annotations
 
 import asyncio
 from typing import TYPE_CHECKING
 
+import pytest
 import uvloop
 
 from services.permits.connect import connect
@@ -12,13 +13,18 @@ from services.permits.store import Store
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tests.support.redis_shim import RedisShim
 
 IDLE_RESETS = 5
 
 
-def test_the_next_call_after_an_idle_reset_goes_over_a_new_connection(shim: RedisShim) -> None:
-    """The transport is closed by uvloop itself, which then refuses a write, and not with an OSError."""
+@pytest.mark.parametrize("loop", [uvloop.new_event_loop, asyncio.new_event_loop], ids=["uvloop", "asyncio"])
+def test_the_next_call_after_an_idle_reset_goes_over_a_new_connection(
+    shim: RedisShim, loop: Callable[[], asyncio.AbstractEventLoop]
+) -> None:
+    """The loop itself closes the transport and then refuses a write, and not with an OSError."""
 
     async def calls() -> None:
         client = connect(shim.url)
@@ -35,5 +41,5 @@ def test_the_next_call_after_an_idle_reset_goes_over_a_new_connection(shim: Redi
         finally:
             await client.aclose()
 
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    with asyncio.Runner(loop_factory=loop) as runner:
         runner.run(calls())

@@ -10,6 +10,9 @@ import argparse
 import importlib.util
 import json
 import signal
+import subprocess
+import sys
+from functools import cache
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from tests.support.client import fetch
@@ -29,7 +32,18 @@ BATCH: Final = 128
 def missing() -> str | None:
     """Return why the server cannot run here, or None when it can."""
     absent = [name for name in ("xllamacpp", "gguf", "numpy") if importlib.util.find_spec(name) is None]
-    return f"pip install {' '.join(absent)} (group engine-tests)" if absent else None
+    if absent:
+        return f"pip install {' '.join(absent)} (group engine-tests)"
+    return _unloadable("xllamacpp")
+
+
+@cache
+def _unloadable(module: str) -> str | None:
+    """Say which library of the system a module lacks (on a bare Debian: apt-get install libgomp1)."""
+    tried = subprocess.run(
+        [sys.executable, "-c", f"import {module}"], capture_output=True, text=True, check=False
+    )
+    return tried.stderr.strip().rpartition("\n")[2] if tried.returncode else None
 
 
 class LlamaServer:

@@ -33,6 +33,11 @@ def server_binary() -> str:
     return str(matches[0])
 
 
+def cli_binary() -> str | None:
+    """Return the path of redis-cli, or of Valkey's, or None where neither is installed."""
+    return shutil.which("redis-cli") or shutil.which("valkey-cli")
+
+
 def _major(path: str) -> int:
     # The line reads: Redis server v=7.0.15 sha=... (Valkey's begins the same way)
     words = subprocess.run([path, "--version"], capture_output=True, text=True, check=True).stdout.split()
