@@ -2,7 +2,7 @@
 # Any other HAProxy 2.8 or newer does as well: mount haproxy.cfg into it.
 FROM python:3.13-slim
 RUN apt-get update \
- && apt-get install -y --no-install-recommends haproxy \
+ && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends haproxy \
  && rm -rf /var/lib/apt/lists/*
 USER haproxy
 # Finish the streams that run, take no new ones.
