@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -28,8 +28,8 @@ pytestmark = pytest.mark.timeout(300)
 HOLDER = "g1~a1"
 
 
-def demand(request_id: str = "r", *, prefixes: tuple[str, ...] = (), engine: str = "e1") -> Demand:
-    return Demand(fleet=FLEET, tenant="acme", request_id=request_id, engines=(engine,), prefixes=prefixes)
+def demand(request_id: str = "r", *, engine: str = "e1", **more: Any) -> Demand:
+    return Demand(fleet=FLEET, tenant="acme", request_id=request_id, engines=(engine,), **more)
 
 
 def held(lease: str) -> Held:
@@ -153,11 +153,13 @@ async def test_a_server_out_of_memory_grants_nothing_and_still_takes_places_back
 async def test_no_request_fails_while_the_script_cache_is_flushed(
     server: Server, store: Store, policies: Mapping[str, FleetPolicy]
 ) -> None:
+    await store.set_limits(FLEET, {"line_max": 10, "line_max_per_tenant": 10}, who="test")
     async with open_gate(redis_url=server.url, name="g1", times=TIMES, fleets=policies) as gate:
         await ready(gate)
         for number in range(50):
             server.client.script_flush()
-            async with gate.hold(demand(f"r{number}")):
+            # Places come back a moment after their end, so it may have to wait for one.
+            async with gate.hold(demand(f"r{number}", patience_ms=10_000)):
                 server.client.script_flush()
     # Closing the gate flushed its outbox.
     assert await in_use(store) == (0, 0, 0, 0)
