@@ -12,6 +12,7 @@ from services.permits.connect import connect
 from services.permits.errors import Refused, Unavailable, Unusable
 from services.permits.gate import open_gate
 from services.permits.model import Demand, Full, Gone, Granted, Held, Learning, LeaseTimes
+from services.permits.probe import commands, missing_commands
 from services.permits.store import Store
 from tests.docker.conftest import FLEET, LIMITS, TIMES, Server
 from tests.support.waiting import wait_until
@@ -196,6 +197,30 @@ async def test_a_server_that_would_evict_leases_is_refused_at_the_start(
     with pytest.raises(Unusable, match="noeviction"):
         async with open_gate(redis_url=server.url, name="g1", times=TIMES, fleets=policies):
             pass
+
+
+@pytest.mark.parametrize(
+    ("rules", "missing"),
+    [
+        ([], []),
+        (["-hset", "-hlen", "-time"], ["hlen", "hset", "time"]),
+        (["resetchannels"], ["spublish", "ssubscribe"]),
+        (["resetkeys"], ["eval"]),
+    ],
+)
+async def test_a_user_is_told_what_it_may_not_do_and_nothing_else(
+    server: Server, rules: list[str], missing: list[str]
+) -> None:
+    """Servers differ in how they are asked; one that is asked in the wrong way would be called too old."""
+    operator: Any = server.client
+    enough = ["reset", "on", ">x", "~tenure:*", "&tenure:*", *(f"+{name.lower()}" for name in commands())]
+    operator.execute_command("ACL", "SETUSER", "limited", *enough, *rules)
+    client = connect(server.url.replace("redis://", "redis://limited:x@"))
+    try:
+        assert await missing_commands(client, "tenure") == missing
+    finally:
+        await client.aclose()
+        operator.execute_command("ACL", "DELUSER", "limited")
 
 
 async def ready(gate: Gate) -> None:

@@ -55,14 +55,14 @@ class Ears:
         self._client = client
         self._subscription = client.pubsub()
         channels = (KEYS.wake(G1), KEYS.wake(G2))
-        self._subscription.subscribe(*channels)
+        self._subscription.ssubscribe(*channels)
         for _ in channels:
-            assert self._next()["type"] == "subscribe"
+            assert self._next()["type"] == "ssubscribe"
 
     def heard(self) -> list[str]:
         """Return `gateway lease class engine` of every grant that was published since the last look."""
         # Comes after all that was published before.
-        self._client.publish(KEYS.wake(G1), END)
+        self._client.spublish(KEYS.wake(G1), END)
         found: list[str] = []
         while True:
             message = self._next()
@@ -190,7 +190,7 @@ async def replicas(
 
 def listeners(server: Server, gates: list[Gate]) -> int:
     channels = [KEYS.wake(gate.holder) for gate in gates]
-    return sum(count for _, count in server.client.pubsub_numsub(*channels))
+    return sum(count for _, count in server.client.pubsub_shardnumsub(*channels))
 
 
 async def in_line(store: Store, count: int) -> None:
@@ -236,7 +236,7 @@ async def test_a_grant_of_which_nobody_heard_is_found_by_a_tick(
         with server.client.pipeline() as together:
             together.client_kill_filter(_type="pubsub")
             RawFleet(together, times=TIMES, name=FLEET).release(running.id)
-            together.pubsub_numsub(KEYS.wake(g2.holder))
+            together.pubsub_shardnumsub(KEYS.wake(g2.holder))
             _, released, ((_, listening),) = together.execute()
         assert (released[3], listening) == (1, 0)
         (await started(waiter, 10)).close()
