@@ -8,10 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from redis.asyncio import Redis
-
 from bench.cpu import cpu_s
-from services.permits.connect import connect
+from services.permits.connect import Client, connect
 from services.permits.model import Demand, Gone, Held
 from services.permits.store import LEASES_PER_TICK_MAX, Store
 from tests.support.redis_server import RedisServer
@@ -100,7 +98,7 @@ async def _handed_on(server: RedisServer, waiters: int, tenants: int) -> Handoff
     return HandoffCost(waiters, statistics.median(plain), statistics.median(handed_on))
 
 
-async def _released(client: Redis, store: Store, gone: Gone) -> float:
+async def _released(client: Client, store: Store, gone: Gone) -> float:
     began_us = await _script_us(client)
     await store.release(FLEET, [gone])
     return await _script_us(client) - began_us
@@ -121,7 +119,7 @@ async def _measure(server: RedisServer, live: int) -> Cost:
     return Cost(live, *map(statistics.median, (script_us, process_us, tick_us)))
 
 
-async def _ticked(client: Redis, store: Store, live: int) -> float:
+async def _ticked(client: Client, store: Store, live: int) -> float:
     """Renew `live` leases once; return the script's time per lease."""
     leases = [
         Held(
@@ -147,7 +145,7 @@ def _batches(leases: list[Held]) -> Iterator[list[Held]]:
         yield leases[n : n + LEASES_PER_TICK_MAX]
 
 
-async def _paired(client: Redis, store: Store, pid: int, round_: int) -> tuple[float, float]:
+async def _paired(client: Client, store: Store, pid: int, round_: int) -> tuple[float, float]:
     """Acquire and release PAIRS times; return (script, whole process) microseconds per pair."""
     numbers = iter(range(PAIRS))
 
@@ -164,6 +162,6 @@ async def _paired(client: Redis, store: Store, pid: int, round_: int) -> tuple[f
     return (await _script_us(client) - script_us) / PAIRS, used_s * 1e6 / PAIRS
 
 
-async def _script_us(client: Redis) -> float:
+async def _script_us(client: Client) -> float:
     stats = await client.info("commandstats")
     return float(stats.get("cmdstat_evalsha", {}).get("usec", 0))

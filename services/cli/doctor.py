@@ -6,16 +6,19 @@ that no gateway asks.
 
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from redis.asyncio import Redis
 from redis.crc import key_slot
 from redis.exceptions import AuthenticationError, RedisError, ResponseError
 
+from services.cli.cluster_checks import examine_cluster
 from services.cli.failure import address, why
 from services.cli.findings import Finding, fine, note, problem
 from services.cli.sentinel_checks import examine_sentinels
+from services.permits.address import read_address
+from services.permits.cluster import ClusterClient
 from services.permits.connect import Client, connect
 from services.permits.errors import PermitError, Unusable
 from services.permits.keys import FleetKeys
@@ -39,7 +42,7 @@ async def examine_redis(settings: Settings) -> list[Finding]:
     async with aclosing(client):
         findings = await examine_sentinels(client, settings.redis.url)
         try:
-            info: Info = await client.info()
+            infos = await client.infos()
         except (AuthenticationError, ResponseError) as error:
             refusal = f"{where} refuses us ({why(error)})"
             return [*findings, problem("redis.reachable", refusal, "correct user and password in redis.url")]
@@ -48,20 +51,25 @@ async def examine_redis(settings: Settings) -> list[Finding]:
             cure = "start it, or correct redis.url or --redis-url"
             return [*findings, problem("redis.reachable", silence, cure)]
         findings += [fine("redis.reachable", f"{where} answers")]
-        async with aclosing(_questions(client, info, settings)) as questions:
+        async with aclosing(_questions(client, infos, settings)) as questions:
             findings += [finding async for finding in questions]
         return findings
 
 
-async def _questions(client: Client, info: Info, settings: Settings) -> AsyncGenerator[Finding]:
-    yield _version(info)
+async def _questions(
+    client: Client, infos: Mapping[str, Info], settings: Settings
+) -> AsyncGenerator[Finding]:
+    for server, info in infos.items():
+        for found in (_version(info), _role(info), _eviction(info), _memory(info)):
+            yield replace(found, check=f"{found.check}.{server}") if server else found
+    info = next(iter(infos.values()))
     yield await _features(client, info, settings.redis.prefix)
-    yield _role(info)
-    yield _eviction(info)
-    yield _memory(info)
     yield await _persistence(client, info)
     yield await _clock(client)
-    yield _cluster(info, settings)
+    yield _slots(info, settings)
+    if isinstance(client, ClusterClient):
+        for found in await examine_cluster(client, settings):
+            yield found
     for fleet in sorted(settings.fleets):
         yield await _fleet_scripts(client, fleet, settings)
 
@@ -128,7 +136,7 @@ def _memory(info: Info) -> Finding:
     return problem("redis.memory", f"{detail}: when it is full nothing is admitted", "raise maxmemory")
 
 
-async def _persistence(client: Redis, info: Info) -> Finding:
+async def _persistence(client: Client, info: Info) -> Finding:
     check = "redis.persistence"
     if int(info.get("aof_enabled", 0)):
         return note(check, "append-only file; a restart forgets at most its last second")
@@ -143,27 +151,29 @@ async def _persistence(client: Redis, info: Info) -> Finding:
     return note(check, "none; after a restart the gateways write back limits, keys and what they run")
 
 
-async def _clock(client: Redis) -> Finding:
+async def _clock(client: Client) -> Finding:
     try:
-        seconds, micros = await client.time()
+        told: Any = await client.time()
+        # A cluster's primaries all answer; theirs should agree, and one will do.
+        seconds, micros = next(iter(told.values())) if isinstance(told, dict) else told
     except (RedisError, OSError) as error:
         return problem("redis.clock", f"TIME is refused ({why(error)})", "allow TIME to this user (ACL)")
     skew_s = seconds + micros / 1e6 - datetime.now(UTC).timestamp()
     return note("redis.clock", f"{skew_s:+.3f} s from this machine's; leases run on Redis's clock alone")
 
 
-def _cluster(info: Info, settings: Settings) -> Finding:
-    check = "redis.cluster"
-    if int(info.get("cluster_enabled", 0)):
-        return problem(
-            check, "is a node of a Redis Cluster: not supported in this release", "use a single server"
-        )
+def _slots(info: Info, settings: Settings) -> Finding:
+    check = "redis.slots"
+    clustered = read_address(settings.redis.url).topology == "cluster"
+    if int(info.get("cluster_enabled", 0)) and not clustered:
+        cure = "write redis+cluster://host:port,host:port into redis.url"
+        return problem(check, "is a node of a Redis Cluster, and redis.url speaks of one server", cure)
     for fleet in settings.fleets:
         keys = FleetKeys(settings.redis.prefix, fleet)
         names = (keys.meta, keys.limits, keys.total, keys.cold, keys.gateways, keys.events, keys.lease("x"))
         if len({key_slot(name.encode()) for name in names}) > 1:
             return problem(check, f"the keys of fleet {fleet} span slots", "take { and } out of redis.prefix")
-    return fine(check, "one primary; the keys of each fleet share one cluster slot")
+    return fine(check, f"{'a cluster' if clustered else 'one primary'}; each fleet's keys share one slot")
 
 
 async def _fleet_scripts(client: Client, fleet: str, settings: Settings) -> Finding:

@@ -39,8 +39,8 @@ CALL_S: Final = 0.8
 # How long a closing gate waits for answers that nobody waits for any more: a little longer than one call.
 LAST_ANSWERS_S: Final = 1.2
 
-# How many acquires may be under way: Redis works through so many in a few milliseconds, and a burst that
-# waits here can still be taken back.
+# How many acquires of a fleet may be under way: Redis does so many in a few milliseconds, and a burst
+# that waits here can still be taken back.
 AT_ONCE_MAX: Final = 64
 
 
@@ -65,7 +65,7 @@ class Acquirer:
         self._fleets = fleets
         self._listener = listener
         self._sequence = itertools.count(1)
-        self._turns = asyncio.Semaphore(AT_ONCE_MAX)
+        self._turns = {fleet: asyncio.Semaphore(AT_ONCE_MAX) for fleet in fleets}
         # What is awaited for callers who left before their answer.
         self._left: set[asyncio.Future[None]] = set()
 
@@ -134,17 +134,17 @@ class Acquirer:
         try:
             return await self._ask_once(permit)
         except Unavailable:
-            self._ticker.suspect()
+            self._ticker.lanes[permit.fleet].suspect()
             # The same id: if the first call was carried out after all, this one gets its answer.
             return await self._ask_once(permit)
 
     async def _ask_once(self, permit: Permit) -> Answer:
-        await self._verdict()
         fleet = permit.fleet
+        await self._verdict(fleet)
         view = self._ticker.view(fleet)
-        async with self._turns:
+        async with self._turns[fleet]:
             # Redis may have gone while this one waited for its turn.
-            await self._verdict()
+            await self._verdict(fleet)
             sent_s = monotonic()
             answer = await self._store.acquire(permit.demand, lease=permit.id, holder=self._holder)
         self._notice(fleet, view, answer.stamp)
@@ -195,16 +195,16 @@ class Acquirer:
         permit.move(Move.LEAVE)
         self._release_blind(permit)
 
-    async def _verdict(self) -> None:
-        """Return when Redis is up; raise Unavailable when it has been away for longer than VERDICT_S."""
-        ticker = self._ticker
-        if ticker.up.is_set():
+    async def _verdict(self, fleet: str) -> None:
+        """Return when the fleet's Redis is up; raise Unavailable when it was away for more than VERDICT_S."""
+        lane = self._ticker.lanes[fleet]
+        if lane.up.is_set():
             return
         now_s = monotonic()
-        since_s = now_s if ticker.down_since_s is None else ticker.down_since_s
+        since_s = now_s if lane.down_since_s is None else lane.down_since_s
         try:
             async with asyncio.timeout(max(0.0, since_s + VERDICT_S - now_s)):
-                await ticker.up.wait()
+                await lane.up.wait()
         except TimeoutError:
             raise Unavailable("Redis does not answer") from None
 

@@ -45,7 +45,7 @@ class ScriptCaller:
         self._prefix = prefix
         self._fleet_keys: dict[str, FleetKeys] = {}
         self._fixed_keys: dict[str, dict[str, str]] = {}
-        self.shared = SharedKeys(prefix)
+        self.shared = SharedKeys(prefix, clustered=client.clustered)
 
     def settled(self) -> "asyncio.Future[None]":
         """Return a future that is done once no script that was sent so far can still be carried out."""

@@ -1,10 +1,10 @@
 """Makes Redis clients that wait for a connection instead of failing, and that never hang."""
 
-import asyncio
-from collections.abc import Iterable
+from collections.abc import Mapping
 from typing import Any, Final
 
 from redis.asyncio import BlockingConnectionPool, Redis
+from redis.asyncio.client import PubSub
 from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import (
     MasterNotFoundError,
@@ -18,7 +18,9 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
 from services.permits.address import Address, read_address
+from services.permits.cluster import ClusterClient
 from services.permits.errors import Unusable
+from services.permits.honest import honest
 from services.permits.pipe import Pipe
 
 CONNECT_TIMEOUT_S: Final = 0.5
@@ -27,20 +29,6 @@ CONNECT_TIMEOUT_S: Final = 0.5
 _RETRY: Final = 1
 # All that a call to Redis may raise when Redis or the way there is at fault.
 TROUBLE: Final = (RedisError, OSError, TimeoutError)
-
-
-class _Honest:
-    """A connection that was reset while it was idle says so when it is written to.
-
-    The write itself would not, or not in these words: what it does is up to the event loop (nothing, a
-    RuntimeError of uvloop, a TypeError of asyncio from Python 3.12 on).
-    """
-
-    async def _send_packed_command(self, command: Iterable[bytes]) -> None:
-        writer: asyncio.StreamWriter = self._writer  # type: ignore[attr-defined]
-        if writer.is_closing():
-            raise ConnectionResetError("it was reset while it was idle")
-        await super()._send_packed_command(command)  # type: ignore[misc]
 
 
 class PrimaryPool(SentinelConnectionPool, BlockingConnectionPool):
@@ -54,15 +42,16 @@ class PrimaryPool(SentinelConnectionPool, BlockingConnectionPool):
             raise RedisConnectionError(f"no Sentinel names a primary called {self.service_name!r}") from None
 
 
-class Client(Redis):
-    """redis-py's client for plain commands, with a pipe beside it for scripts."""
+class ServerClient(Redis):
+    """redis-py's client for plain commands to one server, with a pipe beside it for scripts."""
+
+    clustered: Final = False
 
     def __init__(
         self, pool: BlockingConnectionPool, *, timeout_s: float, sentinels: Sentinel | None = None
     ) -> None:
         """Own `pool`, the pipe and the connections to `sentinels`; `aclose` closes all of them."""
-        kind = pool.connection_class
-        pool.connection_class = type(f"Honest{kind.__name__}", (_Honest, kind), {})
+        pool.connection_class = honest(pool.connection_class)
         super().__init__(connection_pool=pool)
         self.auto_close_connection_pool = True
         self.pipe: Final = Pipe(pool, timeout_s=timeout_s)
@@ -80,6 +69,31 @@ class Client(Redis):
         if self.sentinels is not None:
             await self.sentinels.aclose()
 
+    def heard_together(self, channels: Mapping[str, str]) -> list[Mapping[str, str]]:
+        """Part channels by the connections they need: one for all."""
+        return [channels]
+
+    async def ear(self) -> PubSub:
+        """Return a subscription."""
+        return self.pubsub()
+
+    async def next_message(self, ear: Any, timeout_s: float) -> dict[str, Any] | None:  # noqa: ANN401
+        """Return what was heard, or None."""
+        message: dict[str, Any] | None = await ear.get_message(timeout=timeout_s)
+        return message
+
+    async def scan_keys(self, cursor: int, pattern: str, count: int) -> tuple[int, list[str]]:
+        """Return the next cursor and keys, as SCAN has it."""
+        following, keys = await self.scan(cursor, match=pattern, count=count)
+        return following, [str(key) for key in keys]
+
+    async def infos(self, section: str | None = None) -> dict[str, dict[str, Any]]:
+        """Return what INFO says, by a name for the server."""
+        return {"": await self.info(section)}
+
+
+Client = ServerClient | ClusterClient
+
 
 def connect(url: str, *, max_connections: int = 20, timeout_s: float = 1.0) -> Client:
     """Return a client of `url`; nothing is sent yet. Raises Unusable when it is no address.
@@ -90,8 +104,6 @@ def connect(url: str, *, max_connections: int = 20, timeout_s: float = 1.0) -> C
     """
     try:
         address = read_address(url)
-        if address.topology == "cluster":
-            raise ValueError("redis+cluster:// is not supported in this release")
     except ValueError as error:
         raise Unusable(f"redis.url: {error}") from error
     bounds: dict[str, Any] = {
@@ -106,10 +118,12 @@ def connect(url: str, *, max_connections: int = 20, timeout_s: float = 1.0) -> C
         **address.options,
         "decode_responses": True,
     }
+    if address.topology == "cluster":
+        return _to_cluster(address, bounds, timeout_s)
     if address.topology == "sentinel":
         client = _by_sentinels(address, bounds, timeout_s)
     else:
-        client = Client(BlockingConnectionPool(**bounds), timeout_s=timeout_s)
+        client = ServerClient(BlockingConnectionPool(**bounds), timeout_s=timeout_s)
     _try_options(client.connection_pool)
     return client
 
@@ -117,7 +131,11 @@ def connect(url: str, *, max_connections: int = 20, timeout_s: float = 1.0) -> C
 def _try_options(pool: Any) -> None:  # noqa: ANN401
     """Build what a connection needs, without connecting: what is wrong with it now will be wrong for ever."""
     try:
-        connection = pool.make_connection()
+        connection = (
+            pool.make_connection()
+            if hasattr(pool, "make_connection")
+            else pool.connection_class(**pool.connection_kwargs)
+        )
         if tls := getattr(connection, "ssl_context", None):
             tls.get()
     except TypeError as error:
@@ -126,7 +144,16 @@ def _try_options(pool: Any) -> None:  # noqa: ANN401
         raise Unusable(f"redis.url: its TLS options do not work: {error}") from error
 
 
-def _by_sentinels(address: Address, bounds: dict[str, Any], timeout_s: float) -> Client:
+def _to_cluster(address: Address, bounds: dict[str, Any], timeout_s: float) -> ClusterClient:
+    try:
+        client = ClusterClient(address, bounds, timeout_s=timeout_s)
+        _try_options(client.startup_nodes[0])
+    except TypeError as error:
+        raise Unusable(f"redis.url: what stands behind ? is no option of a connection: {error}") from error
+    return client
+
+
+def _by_sentinels(address: Address, bounds: dict[str, Any], timeout_s: float) -> ServerClient:
     sentinels = Sentinel(  # type: ignore[no-untyped-call]
         address.hosts,
         sentinel_kwargs={
@@ -142,4 +169,4 @@ def _by_sentinels(address: Address, bounds: dict[str, Any], timeout_s: float) ->
     pool = PrimaryPool(  # type: ignore[no-untyped-call]
         address.service, sentinels, **{**bounds, "connection_class": managed}
     )
-    return Client(pool, timeout_s=timeout_s, sentinels=sentinels)
+    return ServerClient(pool, timeout_s=timeout_s, sentinels=sentinels)

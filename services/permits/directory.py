@@ -41,6 +41,11 @@ class Directory:
         # Looked up by hash: how long that takes says nothing about the key.
         return self._tenants.get(hashlib.sha256(key.encode()).hexdigest()) or None
 
+    @property
+    def known(self) -> bool:
+        """Whether the keys have been read at all."""
+        return self._tenants is not None
+
     def tenants(self) -> list[str]:
         """Return the names of all tenants that have a key."""
         return sorted(_named(self._tenants or {}))

@@ -5,8 +5,8 @@ from typing import Final
 
 from services.permits.clock import monotonic
 from services.permits.flush import flush_next, freed_of, tell_freed
+from services.permits.lane import Lane
 from services.permits.store import Store
-from services.permits.ticker import Ticker
 
 # How long the first release waits for others to share its call: much less than a place is free anyway
 # before anybody can use it, and at a thousand requests a second it saves most of the calls.
@@ -20,11 +20,11 @@ class Flusher:
     while a tick is under way, which could otherwise renew in Redis what was just released there.
     """
 
-    def __init__(self, store: Store, ticker: Ticker) -> None:
-        """Take over from `ticker`, whose outbox it is, for as long as this loop may."""
+    def __init__(self, store: Store, lane: Lane) -> None:
+        """Take over from `lane`, whose outbox it is, for as long as this loop may."""
         self._store = store
-        self._ticker = ticker
-        self._outbox = ticker.outbox
+        self._lane = lane
+        self._outbox = lane.outbox
         self._outbox.on_filled = self.soon
         self._timer: asyncio.TimerHandle | None = None
         self._flushing: asyncio.Task[None] | None = None
@@ -36,7 +36,7 @@ class Flusher:
 
     async def stop(self) -> None:
         """End what is under way; what is left, and what comes, is the ticker's."""
-        self._outbox.on_filled = self._ticker.wake
+        self._outbox.on_filled = self._lane.wake
         if self._timer is not None:
             self._timer.cancel()
         if self._flushing is not None:
@@ -48,15 +48,15 @@ class Flusher:
 
     async def _flush(self) -> None:
         try:
-            while self._ticker.may_flush():
+            while self._lane.may_flush():
                 run = await flush_next(self._store, self._outbox)
                 if not run:
                     return
                 tell_freed(freed_of(run), monotonic())
         except Exception:  # noqa: BLE001
             # It is in the outbox again. The ticker tries, and says why when it cannot either.
-            self._ticker.wake()
+            self._lane.wake()
         else:
-            self._ticker.wake()
+            self._lane.wake()
         finally:
             self._flushing = None

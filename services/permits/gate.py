@@ -51,7 +51,7 @@ class Gate:
         self._store = store
         self._ticker = ticker
         self._fleets = fleets
-        self._flusher = Flusher(store, ticker)
+        self._flushers = [Flusher(store, lane) for lane in ticker.lanes.values()]
         self._acquirer = Acquirer(
             store=store,
             ticker=ticker,
@@ -87,15 +87,19 @@ class Gate:
 
     def ready(self) -> tuple[bool, str]:
         """Return whether a request could be admitted now, and why not."""
-        if not self._ticker.up.is_set():
+        down = [fleet for fleet in self._fleets if not self._ticker.lanes[fleet].up.is_set()]
+        if len(down) == len(self._fleets) or not self._ticker.directory.known:
             return False, "redis unavailable"
         for fleet in self._fleets:
             view = self._ticker.view(fleet)
+            if fleet in down:
+                continue
             if view is None:
                 return False, f"fleet {fleet} has not ticked yet"
             if view.learning_s > 0:
                 return False, f"fleet {fleet} is learning what runs"
-        return True, "ready"
+        # The others' requests must not be sent away for the sake of a fleet that no replica can serve.
+        return True, f"ready, but redis is unavailable to fleet {', '.join(down)}" if down else "ready"
 
     def witness(self, permit: Permit, prefixes: Mapping[str, bool]) -> None:
         """Note what the permit's engine reported: prefix hash -> was served from its cache."""
@@ -123,7 +127,7 @@ class Gate:
         What is to be told to Redis from now on, the ticker tells.
         """
         await self._acquirer.last_answers()
-        await self._flusher.stop()
+        await asyncio.gather(*(flusher.stop() for flusher in self._flushers))
 
 
 class Hold:
@@ -201,16 +205,19 @@ async def open_gate(
         listener=listener,
     )
     channels = {store.keys(fleet).wake(holder): fleet for fleet in fleets}
-    listener_of_wakes = WakeListener(client, channels, ticker.hear, ticker.tick_waiters)
-    listening: asyncio.Task[None] | None = None
+    ears = [
+        WakeListener(client, together, ticker.hear, ticker.tick_waiters)
+        for together in client.heard_together(channels)
+    ]
+    listening: list[asyncio.Task[None]] = []
     try:
         await ticker.start()
-        listening = asyncio.create_task(listener_of_wakes.run())
+        listening += [asyncio.create_task(ear.run()) for ear in ears]
         yield gate
     finally:
         # Also when the start was cancelled: its thread would go on for ever.
-        if listening is not None:
-            listening.cancel()
+        for task in listening:
+            task.cancel()
         try:
             await asyncio.shield(_end(gate, ticker))
         finally:

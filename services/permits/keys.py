@@ -89,26 +89,33 @@ class FleetKeys:
 
 @dataclass(frozen=True, slots=True)
 class SharedKeys:
-    """The keys that belong to no fleet."""
+    """The keys that belong to no fleet.
+
+    On a Cluster scripts touch several of them together, so there, and only there, they share a hash tag.
+    """
 
     prefix: str
+    clustered: bool = False
+
+    def _key(self, name: str) -> str:
+        return f"{{{self.prefix}}}:{name}" if self.clustered else f"{self.prefix}:{name}"
 
     @property
     def fleets(self) -> str:
         """Set: the names of all fleets that were ever seeded."""
-        return f"{self.prefix}:fleets"
+        return self._key("fleets")
 
     @property
     def tenants(self) -> str:
         """Set: the names of all tenants."""
-        return f"{self.prefix}:tenants"
+        return self._key("tenants")
 
     @property
     def keys(self) -> str:
         """Hash: SHA-256 of a caller's key, in hex -> tenant, empty when revoked; notes begin with `#`."""
-        return f"{self.prefix}:keys"
+        return self._key("keys")
 
     @property
     def events(self) -> str:
         """Stream: changes of tenants and keys; capped."""
-        return f"{self.prefix}:events"
+        return self._key("events")

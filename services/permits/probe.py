@@ -53,7 +53,7 @@ async def probe(client: Client, *, prefix: str = "tenure") -> None:
     """Return when the server can hold leases; raise Unusable with the cure, Unavailable when it is away."""
     try:
         missing = await missing_commands(client, prefix)
-        memory = {} if "info" in missing else await client.info("memory")
+        servers = {} if "info" in missing else await client.infos("memory")
     except ResponseError as error:
         raise Unavailable(f"redis.url: {error}") from error
     except TROUBLE as error:
@@ -65,12 +65,13 @@ async def probe(client: Client, *, prefix: str = "tenure") -> None:
             f"allow it (ACL SETUSER ... {' '.join(f'+{command}' for command in needed)} "
             f"~{prefix}:* &{prefix}:*)"
         )
-    policy = str(memory.get("maxmemory_policy", "noeviction"))
-    if policy.startswith("allkeys"):
-        raise Unusable(
-            f"redis.url: maxmemory-policy {policy} would evict leases; "
-            "set it to noeviction (redis-cli CONFIG SET maxmemory-policy noeviction)"
-        )
+    for server, memory in servers.items():
+        policy = str(memory.get("maxmemory_policy", "noeviction"))
+        if policy.startswith("allkeys"):
+            raise Unusable(
+                f"redis.url: maxmemory-policy {policy}{server and f' of {server}'} would evict leases; "
+                "set it to noeviction (redis-cli CONFIG SET maxmemory-policy noeviction)"
+            )
 
 
 async def missing_commands(client: Client, prefix: str) -> list[str]:
@@ -109,7 +110,7 @@ def commands() -> list[str]:
 
 async def _version(client: Client) -> str:
     try:
-        server: dict[str, Any] = await client.info("server")
+        servers: Any = await client.infos("server")
     except RedisError:
         return "unknown"
-    return str(server.get("redis_version", "unknown"))
+    return str(next(iter(servers.values())).get("redis_version", "unknown"))

@@ -227,6 +227,12 @@ class Store(Ledger):
         changed: int = await self._run("seed_keys", keys, args, words)
         return changed
 
+    async def forget(self, fleet: str, holder: str) -> None:
+        """End the session of a holder that stops; it has told all that it had to tell."""
+        keys = self.keys(fleet)
+        await self._plain(self._client.zrem(keys.gateways, holder))
+        await self._plain(self._client.srem(keys.draining, holder))
+
     async def ping(self) -> None:
         """Return when Redis answers; raise Unavailable when it does not."""
         await self._plain(self._client.ping())

@@ -1,16 +1,16 @@
 """Renews what this process holds and flushes its outbox, on a thread of its own.
 
 The gateway's event loop may be blocked for seconds (a large body, a garbage collection, a bug); its leases
-must not lapse for that. So one thread with a loop and a connection of its own does, strictly in order:
-flush the outbox, tick each fleet that is due, look at the keys. The owners' loop flushes too, and sooner, but
-never while a tick is under way: a release must not be overtaken by an older tick of the same process.
+must not lapse for that. So one thread with a loop and a connection of its own does, for each fleet and
+strictly in order: flush its outbox, tick when it is due; see `lane.py`. The owners' loop flushes too, and
+sooner, but never while a tick is under way: a release must not be overtaken by an older tick of the process.
 
-`tick_soon`, `wake` and the views may be called from any thread, all else in the event loop that started the
-ticker; there permits are told what became of them (lost, released).
+`tick_soon` and the views may be called from any thread, all else in the event loop that started the ticker;
+there permits are told what became of them (lost, released).
 """
 
 import asyncio
-import random
+import contextlib
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
@@ -22,10 +22,10 @@ from services.permits.connect import connect
 from services.permits.directory import REFRESH_S, Directory
 from services.permits.errors import Unavailable, Unusable
 from services.permits.events import Listener
-from services.permits.flush import flush_next, freed_of, tell_freed
 from services.permits.holdings import Holdings
+from services.permits.lane import Lane
 from services.permits.model import Cut, FleetPolicy, LeaseTimes
-from services.permits.outbox import Downgrade, Evidence, Outbox, Release
+from services.permits.outbox import Downgrade, Evidence, Release
 from services.permits.permit import Permit
 from services.permits.probe import probe
 from services.permits.renewal import FleetView, Renewal
@@ -39,8 +39,8 @@ LAST_FLUSH_S: Final = 2.0
 SCHEMA: Final = 1
 # In place of a lease id: what follows is said to the gateway itself. See lua/drain.lua.
 WHOLE_GATEWAY: Final = "*"
-# Between attempts while Redis is away: soon enough to recover within a second, too slow to hammer.
-RETRY_S: Final = (0.05, 0.5)
+# For plain commands: each fleet looks at its limits once per tick.
+CONNECTIONS_MAX: Final = 4
 
 log = structlog.get_logger(__name__)
 
@@ -65,41 +65,39 @@ class Ticker:
         self._on_drain = on_drain
         self.holdings = Holdings()
         self.waiters = Waiters()
-        self.outbox = Outbox(self.wake)
-        self._ticking = False
         self._times = times
         self._loop_factory = loop_factory
         self._listener = listener
-        self._client = connect(redis_url, max_connections=2)
+        self._client = connect(redis_url, max_connections=CONNECTIONS_MAX)
         self._prefix = prefix
-        self._store = Store(self._client, prefix=prefix, times=times, listener=listener)
-        self.directory = Directory(self._store, keys, _tenants_of(fleets.values()))
+        self._store = store = Store(self._client, prefix=prefix, times=times, listener=listener)
+        self.directory = Directory(store, keys, _tenants_of(fleets.values()))
         self._holder = holder
-        self._renewals = {
-            fleet: Renewal(
-                fleet,
-                policy=policy,
+        self.lanes = {
+            fleet: Lane(
+                Renewal(
+                    fleet,
+                    policy=policy,
+                    times=times,
+                    store=store,
+                    holdings=self.holdings,
+                    waiters=self.waiters,
+                    holder=holder,
+                    listener=listener,
+                    lose=self._deliver_lost,
+                    tell=self._deliver_news,
+                ),
+                store=store,
                 times=times,
-                store=self._store,
-                holdings=self.holdings,
-                waiters=self.waiters,
-                holder=holder,
                 listener=listener,
-                lose=self._deliver_lost,
-                tell=self._deliver_news,
+                to_owners=self._to_owners,
+                report=self._report,
             )
             for fleet, policy in fleets.items()
         }
-        self._directory_due_s = 0.0
-        self._stopping = False
-        self._down_for: str | None = None
         self._thread = threading.Thread(target=self._run_thread, name="tenure-ticker", daemon=True)
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._woken = asyncio.Event()
-        # The event loop of the permits' owners; as seen there: whether Redis answered last, since when not.
+        # The event loop of the permits' owners.
         self._owners: asyncio.AbstractEventLoop | None = None
-        self.up = asyncio.Event()
-        self.down_since_s: float | None = None
         self._started: asyncio.Future[None] | None = None
 
     async def start(self) -> None:
@@ -114,33 +112,22 @@ class Ticker:
 
     async def stop(self) -> None:
         """Flush what is left, for LAST_FLUSH_S at the most, and end the thread."""
-        self._stopping = True
-        self.wake()
+        for lane in self.lanes.values():
+            lane.stop()
         await asyncio.get_running_loop().run_in_executor(None, self._thread.join)
 
     def view(self, fleet: str) -> FleetView | None:
         """Return what the fleet's last acknowledged tick said; None before the first."""
-        renewal = self._renewals.get(fleet)
-        return renewal.view if renewal else None
-
-    def may_flush(self) -> bool:
-        """Whether the owners' loop may flush: Redis answers, and no tick is under way."""
-        return self.up.is_set() and not self._ticking
-
-    def wake(self) -> None:
-        """Let the thread look at the outbox and at what is due; safe from any thread."""
-        loop = self._loop
-        if loop is not None and not loop.is_closed():
-            loop.call_soon_threadsafe(self._woken.set)
+        lane = self.lanes.get(fleet)
+        return lane.renewal.view if lane else None
 
     def tick_soon(self, fleet: str) -> None:
-        """Tick a fleet now: its epoch changed, or Redis fell back to an older state."""
-        self._renewals[fleet].due_s = 0.0
-        self.wake()
+        """Tick a fleet now; see `Lane.tick_soon`."""
+        self.lanes[fleet].tick_soon()
 
-    def tick_waiters(self) -> None:
-        """Tick the fleets in which somebody waits: a message may have been lost."""
-        for fleet in self._renewals:
+    def tick_waiters(self, fleets: Iterable[str]) -> None:
+        """Tick those of `fleets` in which somebody waits: a message may have been lost."""
+        for fleet in fleets:
             if self.waiters.of(fleet):
                 self.tick_soon(fleet)
 
@@ -161,13 +148,6 @@ class Ticker:
             log.info("told_to_drain", holder=self._holder)
             call()
 
-    def suspect(self) -> None:
-        """Take Redis for away until a tick succeeds: the first command after trouble is a tick."""
-        self._see_down()
-        for renewal in self._renewals.values():
-            renewal.due_s = 0.0
-        self.wake()
-
     def enroll(self, permit: Permit) -> None:
         """Renew this permit from now on."""
         self.holdings.add(permit)
@@ -175,15 +155,15 @@ class Ticker:
     def freed(self, permit: Permit) -> None:
         """Stop renewing it and release it."""
         self.holdings.remove(permit)
-        self.outbox.append(Release(permit, monotonic()))
+        self.lanes[permit.fleet].outbox.append(Release(permit, monotonic()))
 
     def downgraded(self, permit: Permit) -> None:
         """Give its cold place back."""
-        self.outbox.append(Downgrade(permit, monotonic()))
+        self.lanes[permit.fleet].outbox.append(Downgrade(permit, monotonic()))
 
     def witness(self, fleet: str, engine: str, prefixes: Mapping[str, bool]) -> None:
         """Note an engine's report."""
-        self.outbox.append(Evidence(fleet, engine, prefixes, monotonic()))
+        self.lanes[fleet].outbox.append(Evidence(fleet, engine, prefixes, monotonic()))
 
     # --- the thread
 
@@ -192,33 +172,37 @@ class Ticker:
             runner.run(self._main())
 
     async def _main(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        watch = asyncio.create_task(self._watch_deadlines())
+        besides = [asyncio.create_task(self._watch_deadlines())]
         try:
             if await self._first_contact():
-                await self._serve()
+                besides.append(asyncio.create_task(self._keep_directory()))
+                await asyncio.gather(*(lane.serve() for lane in self.lanes.values()))
                 await self._say_goodbye()
         finally:
-            watch.cancel()
+            for task in besides:
+                task.cancel()
+            await asyncio.gather(*besides, return_exceptions=True)
             await self._client.aclose()
 
     async def _first_contact(self) -> bool:
         """Look at this Redis once; False when it can never work."""
         error: Unusable | None = None
         try:
-            await probe(self._client, prefix=self._prefix)
+            # Away, or a part of it: the lanes say so, each for itself.
+            with contextlib.suppress(Unavailable):
+                await probe(self._client, prefix=self._prefix)
             await self._check_layout()
-            await self._round()
+            await asyncio.gather(self._look_at_keys(), *(lane.attempt() for lane in self.lanes.values()))
         except Unusable as unusable:
             error = unusable
-        except Exception as trouble:  # noqa: BLE001  (noted; the loop below tries again)
-            self._note_down(trouble)
         self._to_owners(self._settle_start, error)
         return error is None
 
     async def _check_layout(self) -> None:
-        for fleet in self._renewals:
-            found = await self._store.schema(fleet)
+        for fleet in self.lanes:
+            found = SCHEMA
+            with contextlib.suppress(Unavailable):
+                found = await self._store.schema(fleet)
             if found > SCHEMA:
                 raise Unusable(
                     f"redis.url: fleet {fleet} is kept by a newer Tenure (schema {found}, here {SCHEMA}): "
@@ -232,110 +216,47 @@ class Ticker:
             else:
                 self._started.set_exception(error)
 
-    async def _serve(self) -> None:
-        pause_s = RETRY_S[0]
-        while not self._stopping:
-            try:
-                await self._round()
-            except Exception as trouble:  # noqa: BLE001
-                # Also a defect must not end the renewals of everything this process runs.
-                self._note_down(trouble)
-                await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
-                pause_s = min(2 * pause_s, RETRY_S[1])
-            else:
-                pause_s = RETRY_S[0]
-                await self._idle()
+    async def _keep_directory(self) -> None:
+        while True:
+            await asyncio.sleep(REFRESH_S)
+            await self._look_at_keys()
 
-    async def _round(self) -> None:
-        """Do all that is due, in order; raises Unavailable."""
-        await self._flush()
-        for renewal in self._renewals.values():
-            due_s = renewal.due_s
-            if due_s <= monotonic():
-                renewal.due_s = monotonic() + self._times.tick_ms / 1000 * random.uniform(0.8, 1.0)
-                # Until its answer is known nobody else may release: see Flusher.
-                self._ticking = True
-                try:
-                    await renewal.tick()
-                except Unavailable:
-                    renewal.due_s = due_s
-                    raise
-                finally:
-                    self._ticking = False
-                self._listener.tick(renewal.fleet, monotonic() - due_s if due_s else 0.0)
-                await self._flush()
-        if self._directory_due_s <= monotonic():
+    async def _look_at_keys(self) -> None:
+        """Bring the directory up to date; where its part of Redis is away, what was read last holds."""
+        try:
             await self.directory.refresh()
-            self._directory_due_s = monotonic() + REFRESH_S
-        self._note_up()
-
-    async def _flush(self) -> None:
-        try:
-            while run := await flush_next(self._store, self.outbox):
-                if freed := freed_of(run):
-                    self._to_owners(tell_freed, freed, monotonic())
-        except Unavailable:
-            self._listener.outbox(self.outbox.age_s())
-            raise
-        self._listener.outbox(0.0)
-
-    async def _idle(self) -> None:
-        """Wait until something is due or somebody wakes us."""
-        due_s = min([self._directory_due_s, *(renewal.due_s for renewal in self._renewals.values())])
-        try:
-            async with asyncio.timeout(max(0.0, due_s - monotonic())):
-                await self._woken.wait()
-        except TimeoutError:
-            return
-        self._woken.clear()
+        except Unavailable as trouble:
+            log.debug("keys_unavailable", why=str(trouble))
+        except Exception:
+            log.exception("keys_unreadable")
 
     async def _watch_deadlines(self) -> None:
         """End overdue leases on time also while a call to Redis hangs."""
         while True:
-            for renewal in self._renewals.values():
-                renewal.lose_overdue()
+            for lane in self.lanes.values():
+                lane.renewal.lose_overdue()
             await asyncio.sleep(self._times.tick_ms / 4000)
 
     async def _say_goodbye(self) -> None:
+        goodbyes = (lane.say_goodbye(self._holder) for lane in self.lanes.values())
         try:
             async with asyncio.timeout(LAST_FLUSH_S):
-                await self._flush()
-                for fleet in self._renewals:
-                    keys = self._store.keys(fleet)
-                    await self._client.zrem(keys.gateways, self._holder)
-                    await self._client.srem(keys.draining, self._holder)
-        except Exception as error:  # noqa: BLE001
-            # The leases end by themselves; an operator should know why they took a ttl to do so.
-            log.warning("last_flush_failed", left=len(self.outbox), error=f"{type(error).__name__}: {error}")
+                ends = await asyncio.gather(*goodbyes, return_exceptions=True)
+        except TimeoutError as late:
+            ends = [late]
+        for error in ends:
+            if isinstance(error, BaseException):
+                # The leases end by themselves; an operator should know why they took a ttl to do so.
+                left = sum(len(lane.outbox) for lane in self.lanes.values())
+                log.warning("last_flush_failed", left=left, error=f"{type(error).__name__}: {error}")
 
-    # --- towards the owners' event loop
+    # --- towards the owners' event loop, and whoever counts
 
-    def _note_up(self) -> None:
-        self._listener.redis_up(up=True)
-        if not self.up.is_set():
-            self._to_owners(self._see_up)
-        if self._down_for is not None:
-            log.info("redis_available", after=self._down_for)
-            self._down_for = None
-
-    def _note_down(self, trouble: Exception) -> None:
-        self._listener.redis_up(up=False)
-        self._to_owners(self._see_down)
-        why = f"{type(trouble).__name__}: {trouble}"
-        if self._down_for is None:
-            # Once per outage; a defect with its traceback, an outage without.
-            level = log.warning if isinstance(trouble, Unavailable) else log.exception
-            level("redis_unavailable", why=why, outbox=len(self.outbox))
-        self._down_for = why
-
-    def _see_up(self) -> None:
-        self.down_since_s = None
-        self.up.set()
-
-    def _see_down(self) -> None:
-        if self.down_since_s is None:
-            self.down_since_s = monotonic()
-        self.up.clear()
+    def _report(self) -> None:
+        lanes = self.lanes.values()
+        self._listener.outbox(max((lane.outbox.age_s() for lane in lanes), default=0.0))
+        if any(lane.answers is not None for lane in lanes):
+            self._listener.redis_up(up=all(lane.answers is not False for lane in lanes))
 
     def _deliver_lost(self, permits: list[Permit]) -> None:
         self._to_owners(_deliver_lost, permits)

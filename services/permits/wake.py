@@ -4,13 +4,12 @@ A message only makes things quick. Each is also in the answer to the next tick, 
 """
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 import structlog
-from redis.asyncio import Redis
 
-from services.permits.connect import TROUBLE
+from services.permits.connect import TROUBLE, Client
 from services.permits.model import Cut, Granted
 from services.permits.replies import wake_ups
 
@@ -27,9 +26,13 @@ class WakeListener:
     """Listens until cancelled; `hear(fleet, news)` is called in this event loop."""
 
     def __init__(
-        self, client: Redis, channels: dict[str, str], hear: Hear, missed: Callable[[], None]
+        self,
+        client: Client,
+        channels: Mapping[str, str],
+        hear: Hear,
+        missed: Callable[[Iterable[str]], None],
     ) -> None:
-        """`channels` maps channel -> fleet; `missed` is called when messages may have been lost."""
+        """`channels` maps channel -> fleet; `missed(fleets)` is called when messages may have been lost."""
         self._client = client
         self._channels = channels
         self._hear = hear
@@ -40,13 +43,13 @@ class WakeListener:
         pause_s = RETRY_S[0]
         while True:
             try:
-                async with self._client.pubsub() as subscription:
+                async with await self._client.ear() as subscription:
                     await subscription.ssubscribe(*self._channels)
                     # What was published while nobody listened is in the answer to a tick.
-                    self._missed()
+                    self._missed(self._channels.values())
                     pause_s = RETRY_S[0]
                     while True:
-                        await self._take(await subscription.get_message(timeout=IDLE_S))
+                        await self._take(await self._client.next_message(subscription, IDLE_S))
             except TROUBLE as error:
                 log.info("wake_ups_interrupted", why=f"{type(error).__name__}: {error}")
                 await asyncio.sleep(pause_s)

@@ -103,12 +103,7 @@ async def _sweep(
         with contextlib.suppress(Unavailable):
             await probe(client, prefix=settings.redis.prefix)
         store = Store(client, prefix=settings.redis.prefix, times=lease_times(settings), listener=metrics)
-
-        async def scan(cursor: int, pattern: str, count: int) -> tuple[int, list[str]]:
-            following, keys = await client.scan(cursor, match=pattern, count=count)
-            return following, [str(key) for key in keys]
-
-        survey = Survey(scan, prefix=settings.redis.prefix)
+        survey = Survey(client.scan_keys, prefix=settings.redis.prefix)
         yield Sweep(store, survey, fleets=sorted(settings.fleets), reporter=Report(log, metrics))
     finally:
         await client.aclose()

@@ -67,10 +67,17 @@ class Sweep:
         Raises what the store raises when Redis is away, or an ExceptionGroup when only some fleets
         failed. Cancelled, it stops between two script calls.
         """
-        fleets = sorted({*self._fleets, *await self._leases.fleets()})
-        seen = await self._survey.look(whole=whole)
-        passes: list[FleetPass] = []
         failures: list[Exception] = []
+        known: list[str] = []
+        seen: dict[str, Seen] = {}
+        # On a Cluster the names lie on one shard; those that are configured are swept without it.
+        try:
+            known = await self._leases.fleets()
+            seen = await self._survey.look(whole=whole)
+        except Exception as error:  # noqa: BLE001  (raised below, once the fleets are swept)
+            failures.append(error)
+        fleets = sorted({*self._fleets, *known})
+        passes: list[FleetPass] = []
         for fleet in fleets:
             try:
                 passes.append(await self._fleet(fleet, seen.get(fleet, Seen())))

@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from redis.asyncio import Redis
-
+    from services.permits.connect import Client
     from services.permits.model import Counts, LeaseRow
     from tests.support.processes import Process
     from tests.support.redis_server import RedisServer
@@ -60,7 +59,7 @@ def reclaimed_events(server: RedisServer) -> list[dict[str, str]]:
 class Eye:
     """Counts live leases in Redis by the product's own read-only script."""
 
-    def __init__(self, client: Redis, store: Store) -> None:
+    def __init__(self, client: Client, store: Store) -> None:
         self._client = client
         self._store = store
 

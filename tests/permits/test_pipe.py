@@ -13,14 +13,15 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
+from services.permits.cluster import ClusterPipe
 from services.permits.connect import connect
+from services.permits.pipe import Pipe
 from services.permits.scripts import Header, Script
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from services.permits.pipe import Pipe
     from tests.permits.scene import Seen
     from tests.support.redis_shim import RedisShim
 
@@ -36,13 +37,14 @@ FAIL = script("return redis.error_reply('NOPE ' .. ARGV[1])")
 NESTED = script("return {ARGV[1], {1, 'two'}, false}")
 
 
-async def echo(pipe: Pipe, word: str) -> Any:
+async def echo(pipe: Pipe | ClusterPipe, word: str) -> Any:
     return await pipe.run(ECHO, (), (word,))
 
 
 @asynccontextmanager
 async def a_pipe(url: str, *, timeout_s: float = 5.0) -> AsyncIterator[Pipe]:
     client = connect(url, timeout_s=timeout_s)
+    assert isinstance(client.pipe, Pipe)
     try:
         yield client.pipe
     finally:

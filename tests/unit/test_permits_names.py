@@ -64,7 +64,7 @@ def test_a_refusal_says_its_figures() -> None:
     assert str(refused) == "cold_pool_full: pool cold is at 2 of 2"
 
 
-@pytest.mark.parametrize("url", ["http://x", "redis+sentinel://a:1/m/0", "", "127.0.0.1:6379"])
+@pytest.mark.parametrize("url", ["http://x", "redis+sentinel://a:1", "", "127.0.0.1:6379"])
 def test_an_address_that_is_no_redis_is_refused(url: str) -> None:
-    with pytest.raises(Unusable, match=r"redis\.url: scheme"):
+    with pytest.raises(Unusable, match=r"^redis\.url: .* write for example redis"):
         _ = connect(url)
