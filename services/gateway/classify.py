@@ -27,8 +27,6 @@ _FORM_MODEL: Final = re.compile(
 # Parts of a prompt have a comma between them; a text has some too. A prompt with more of them than any text
 # that fits a context is not taken apart: that would take seconds, and a hundred times its size in memory.
 _COMMAS_MAX: Final = 100_000
-# CONNECT asks for a tunnel; the answer to TRACE is the request as the engine got it, its own key included.
-_FOR_PROXIES: Final = frozenset({"CONNECT", "TRACE"})
 _NOTHING: Final = msgspec.Raw(b"")
 
 
@@ -72,8 +70,9 @@ _parts = msgspec.json.Decoder(list[msgspec.Raw])
 
 def classify(head: Head, body: bytes) -> Ask:
     """Say what `head` and `body` ask for; raise NotServed("bad_request") when that cannot be told."""
-    if head.method in _FOR_PROXIES:
-        raise NotServed("bad_request", f"{head.method} is not passed on to engines")
+    if head.method == "TRACE":
+        # The answer would be the request as the engine got it, its own key included.
+        raise NotServed("bad_request", "TRACE is not passed on to engines")
     if "." in head.path or "%" in head.path:
         _refuse_dot_segments(head.path)
     if not body:

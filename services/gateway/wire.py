@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from typing import Final, cast
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from services.gateway.refusals import NotServed, refusal_of
@@ -141,6 +142,10 @@ class Protocol(HttpToolsProtocol):
     _in_head = False
     _head_bytes = 0
     _is_chunked = False
+    # The parser takes what follows a wish for another protocol for that protocol, also the request's own
+    # body. So that is read by a fresh one, which is given the framing once more.
+    _unread_body = b""
+    _repeats_head = False
     _lingers = False
     _lingered_bytes = 0
 
@@ -163,10 +168,13 @@ class Protocol(HttpToolsProtocol):
             if self._head_bytes > HEAD_BYTES_MAX:
                 self.send_400_response("")
                 return
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        self._parse(data)
 
     def on_message_begin(self) -> None:
         """Start counting a head."""
+        if self._repeats_head:
+            return
         super().on_message_begin()
         self._in_head = True
         self._is_chunked = False
@@ -189,9 +197,13 @@ class Protocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """Give the request its wire; keep watching the client when it sent this one ahead of its turn."""
+        if self._repeats_head:
+            return
         version = self.parser.get_http_version()
         if version != "1.1" and (version != "1.0" or self._is_chunked):
             raise ValueError("HTTP/1.0 knows no chunks, and other versions are not spoken")
+        if self.parser.get_method() == b"CONNECT":
+            raise ValueError("there is no tunnel here, and what follows is framed by nobody")
         self._in_head = False
         earlier = self._last_cycle()
         super().on_headers_complete()
@@ -201,6 +213,13 @@ class Protocol(HttpToolsProtocol):
         self._wires.append(wire)
         if earlier is not None and not earlier.response_complete and len(self.pipeline) <= _PIPELINED_MAX:
             self.flow.resume_reading()
+        if self.parser.should_upgrade():
+            self._unread_body = self._framing()
+
+    def on_message_complete(self) -> None:
+        """Note that the body is whole, unless the parser has taken it for another protocol."""
+        if not self._unread_body:
+            super().on_message_complete()
 
     def on_response_complete(self) -> None:
         """Start the wait for the next head, or for the client's leave."""
@@ -233,6 +252,37 @@ class Protocol(HttpToolsProtocol):
         idle = cycle is None or cycle.response_complete
         if idle and now_s - self.idle_since_s > HEAD_WAIT_S and not self.transport.is_closing():
             self.transport.close()
+
+    def _parse(self, data: bytes) -> None:
+        left = memoryview(data)
+        while left:
+            try:
+                self.parser.feed_data(left)
+            except httptools.HttpParserUpgrade as wish:
+                left = left[wish.args[0] :]
+                self._read_on_as_http()
+            except httptools.HttpParserError:
+                self.send_400_response("")
+                return
+            else:
+                return
+
+    def _framing(self) -> bytes:
+        """Return the header that says where the body of the request ends; b"" when there is none."""
+        if self._is_chunked:
+            return b"transfer-encoding: chunked"
+        length = next((value for name, value in self.headers if name == b"content-length"), b"0")
+        return b"content-length: " + length if length.strip(b" \t0") else b""
+
+    def _read_on_as_http(self) -> None:
+        """No protocol is switched to: read the body that the parser has left out, and then more requests."""
+        framing, self._unread_body = self._unread_body, b""
+        if framing:
+            self.parser = httptools.HttpRequestParser(self)
+            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+            self._repeats_head = True
+            self.parser.feed_data(b"POST / HTTP/1.1\r\n%s\r\n\r\n" % framing)
+            self._repeats_head = False
 
     def _let_go(self) -> None:
         for wire in self._wires:

@@ -66,16 +66,21 @@ class Target:
 
 
 async def exchange(
-    url: str, *pieces: bytes, patience_s: float = PATIENCE_S, quiet_s: float | None = None
+    url: str,
+    *pieces: bytes,
+    patience_s: float = PATIENCE_S,
+    quiet_s: float | None = None,
+    gap_s: float = 0.0,
 ) -> tuple[bytes, Ended]:
     """Send `pieces` on one connection and return everything that comes back, and how it ended.
 
-    The other side may close before all was sent. With `quiet_s` the connection counts as open after so long
-    without a byte; otherwise it must end within `patience_s`.
+    Between two pieces there are `gap_s`, so that they are read apart. The other side may close before all was
+    sent. With `quiet_s` the connection counts as open after so long without a byte; otherwise it must end
+    within `patience_s`.
     """
     loop = asyncio.get_running_loop()
     with await Call.connect(url) as call:
-        sending = asyncio.create_task(_send(call, pieces))
+        sending = asyncio.create_task(_send(call, pieces, gap_s))
         received = bytearray()
         try:
             async with asyncio.timeout(patience_s):
@@ -95,9 +100,10 @@ async def exchange(
             await asyncio.gather(sending, return_exceptions=True)
 
 
-async def _send(call: Call, pieces: tuple[bytes, ...]) -> None:
+async def _send(call: Call, pieces: tuple[bytes, ...], gap_s: float) -> None:
     for piece in pieces:
         await asyncio.get_running_loop().sock_sendall(call.sock, piece)
+        await asyncio.sleep(gap_s)
 
 
 def good(path: str = CHAT, *, close: bool = True, prompt: str = "good", **request: Any) -> bytes:
