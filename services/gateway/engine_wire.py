@@ -129,7 +129,6 @@ class Reply:
         try:
             self._parser.feed_data(data)
         except (HttpParserError, HttpParserUpgrade) as error:
-            self.reusable = False
             self.fail(f"sent a bad reply: {error}")
         if self._silent_bytes > HEAD_BYTES_MAX:
             self.fail(f"sent {self._silent_bytes} bytes without a byte of a body")

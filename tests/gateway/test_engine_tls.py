@@ -72,8 +72,12 @@ async def test_a_certificate_that_proves_nothing_is_refused(authority: trustme.C
     issuer = authority if trouble == "another name" else trustme.CA()
     name = "elsewhere.example" if trouble == "another name" else "localhost"
     async with raw_engine(tls=certified(issuer, name)) as engine:
-        with pytest.raises(ssl.SSLCertVerificationError):
-            await EnginePool(f"https://localhost:{engine.port}").connect(5)
+        pool = EnginePool(f"https://localhost:{engine.port}")
+        try:
+            with pytest.raises(ssl.SSLCertVerificationError):
+                await pool.connect(5)
+        finally:
+            pool.close()
         assert engine.peers == []
 
 

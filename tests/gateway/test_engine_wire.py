@@ -121,6 +121,14 @@ async def test_headers_keep_their_order_and_repeats(wire: Scene) -> None:
     assert (reply.content_type, reply.encoding) == (b"text/event-stream", b"gzip")
 
 
+async def test_a_trailer_is_no_header(wire: Scene) -> None:
+    exchange = await wire.ask()
+    await wire.send(CHUNKED + b"5\r\nhello\r\n0\r\nx-sum: 1\r\n\r\n")
+    reply = await exchange
+    assert await everything(reply) == (b"hello", None)
+    assert reply.raw_headers == [(b"transfer-encoding", b"chunked")]
+
+
 BROKEN = {
     "short": (LENGTH + b"hell", b"hell"),
     "no last chunk": (CHUNKED + b"4\r\nhell\r\n", b"hell"),
