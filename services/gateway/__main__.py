@@ -18,8 +18,10 @@ from services.permits.names import NAME_CHARS_MAX
 from services.settings.load import SettingsError, find_config, load
 from services.settings.schema import Settings
 
-# Objects made before a collection looks at the young ones; a few MiB at the most.
-GC_THRESHOLDS: Final = (50_000, 20, 50)
+# Objects made before a collection looks at the young ones; a few MiB at the most. Those that a collection
+# meets alive (every open connection) are looked at again soon: a connection is a cycle, and would else stay
+# as garbage until twenty collections later.
+GC_THRESHOLDS: Final = (50_000, 2, 2)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -230,6 +230,8 @@ class Protocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Tell every request of the connection, not only the one that came last."""
         self._let_go()
+        # Uvicorn leaves the timer of a connection that was reset: it would keep all of it for as long.
+        self._unset_keepalive_if_required()
         super().connection_lost(exc)
 
     def send_400_response(self, msg: str) -> None:

@@ -127,3 +127,20 @@ async def test_a_head_without_end_is_cut_short(gateway: Any, engine: ScriptedEng
     assert await call.head() == 400
     call.close()
     assert not engine.requests
+
+
+async def test_of_a_connection_that_was_reset_nothing_is_kept(gateway: Any, engine: ScriptedEngine) -> None:
+    """A load balancer that resets its probes, ten a second, must not fill the memory."""
+    del engine
+    before = _connections()
+    for _ in range(20):
+        call = await Call.start(gateway.url, method="GET", path="/healthz")
+        assert await call.head() == 200
+        await call.rest()
+        call.reset()
+    await wait_until(lambda: _connections() <= before, "all of them are gone")
+
+
+def _connections() -> int:
+    gc.collect()
+    return len(_protocols())
