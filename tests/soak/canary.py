@@ -51,7 +51,8 @@ class Canary:
                 continue
             now_s = time.monotonic()
             if now_s - began_s > SLOW_S and not self._meant(name, began_s):
-                self.book.faults.append(Fault("slow", name, began_s, now_s))
+                # Whatever stopped it seldom stopped it alone.
+                self.book.faults.append(Fault("slow", None, began_s, now_s))
             await asyncio.sleep(EVERY_S)
 
     def _meant(self, name: str, began_s: float) -> bool:
