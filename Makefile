@@ -68,7 +68,7 @@ check-lua: $(VENV)/.installed-dev
 	@rm -rf $(COMPOSED)
 	@$(BIN)/python -m services.permits --compose $(COMPOSED)
 	@if command -v luacheck >/dev/null; then \
-	  luacheck --quiet --std lua51 --read-globals redis KEYS ARGV --max-line-length 110 -- $(COMPOSED)/*.lua; \
+	  luacheck --quiet --std lua51 --ignore 431 --read-globals redis KEYS ARGV --max-line-length 110 -- $(COMPOSED)/*.lua; \
 	elif [ -n "$(CI)" ]; then \
 	  echo "check-lua: luacheck is missing and CI needs it: apt-get install lua-check" >&2; exit 1; \
 	else \

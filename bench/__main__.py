@@ -19,20 +19,27 @@ def main() -> None:
     chosen = parser.parse_args().suites or SUITES
     console = Console()
     if "redis" in chosen:
-        table = Table("live leases", "acquire + release, script us", "whole process us", "tick, us per lease")
-        for row in redis_cost.measure():
-            figures = (row.pair_script_us, row.pair_process_us, row.tick_per_lease_us)
-            table.add_row(str(row.live), *(f"{figure:.1f}" for figure in figures))
-        console.print(table)
-        handoff = redis_cost.measure_handoff()
-        table = Table("waiters", "release us", "release with handoff us")
-        table.add_row(str(handoff.waiters), f"{handoff.plain_us:.0f}", f"{handoff.handoff_us:.0f}")
-        console.print(table)
+        _print_redis(console)
     if "gateway" in chosen:
         table = Table("target", "CPU us per request", "CPU us per streamed token")
         for cost in asyncio.run(gateway_cost.measure()):
             table.add_row(cost.target, f"{cost.request_us:.0f}", f"{cost.token_us:.1f}")
         console.print(table)
+
+
+def _print_redis(console: Console) -> None:
+    table = Table(
+        "live leases", "tenants", "acquire us", "release us", "release, ten a call", "tick, per lease"
+    )
+    for row in redis_cost.measure():
+        costs = (row.acquire_us, row.release_us, row.gathered_us, row.tick_per_lease_us)
+        table.add_row(str(row.live), str(row.tenants), *(f"{cost:.1f}" for cost in costs))
+    console.print(table)
+    table = Table("waiters", "tenants", "release us", "with handoff us", "ratio", "joining us")
+    for line in redis_cost.measure_handoff():
+        figures = (f"{line.plain_us:.1f}", f"{line.handoff_us:.1f}", f"{line.handoff_us / line.plain_us:.2f}")
+        table.add_row(str(line.waiters), str(line.tenants), *figures, f"{line.joining_us:.1f}")
+    console.print(table)
 
 
 if __name__ == "__main__":

@@ -13,3 +13,8 @@ def cpu_s(pid: int) -> float:
     own = sum(map(int, fields[11:15])) / _TICKS_PER_S
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     return own + sum(cpu_s(int(child)) for child in children)
+
+
+def main_thread_us(pid: int) -> float:
+    """Return the microseconds that a process's main thread has run: where Redis runs all commands."""
+    return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e3

@@ -12,10 +12,9 @@
     1  meta          hash     epoch, clock, last, learning_until, grant, ticket
     2  limits        hash     total, cold, tenant_default, tenant:T, weight:T, engine:E, line_max, shadow, ...
     3  total         zset     lease -> expiry on the lease clock, ms
-    4  tenant_pool   zset     the same, this tenant only
-    5  record        hash     the facts of this lease
-    6  events        stream   what was reclaimed
-    7  waiting       hash     lease -> the demand of one who stands in line
+    4  record        hash     the facts of this lease
+    5  events        stream   what was reclaimed
+    6  waiting       hash     lease -> the demand of one who stands in line
 
   ARGV
     1  nonce           string   the epoch to start when there is none
@@ -39,111 +38,137 @@
 ]]
 
 -- @include open_fleet
+-- @include save_fleet
 -- @include live
--- @include lives
 -- @include caps
--- @include room
+-- @include full
+-- @include pick_engine
+-- @include seat
+-- @include grant
+
+local meta, limits, total, record, events, waiting = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
+local nonce, tick_ms, learning_ms, provisional_ms = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+local lease, holder, tenant, request_id = ARGV[5], ARGV[6], ARGV[7], ARGV[8]
+local patience_ms, engine_count, candidates = tonumber(ARGV[9]), tonumber(ARGV[10]), 11
+
+local demand = {
+  lease = lease,
+  holder = holder,
+  tenant = tenant,
+  request_id = request_id,
+  engines = { unpack(ARGV, candidates, candidates + engine_count - 1) },
+  warm = {},
+}
+local fleet = open_fleet(meta, nonce, tick_ms, learning_ms)
+local cap = caps(fleet, limits, tenant, demand.engines)
+local wanted, prefixes = 'cold', candidates + engine_count
+if prefixes <= #ARGV then
+  -- Warm is any engine that is known to hold one of the prefixes.
+  for _, name in ipairs(demand.engines) do
+    local evidence = redis.call('ZMSCORE', fleet.prefix .. 'evidence:' .. name, unpack(ARGV, prefixes))
+    for n = 1, #evidence do
+      if evidence[n] and tonumber(evidence[n]) > fleet.now then
+        demand.warm[#demand.warm + 1], wanted = name, 'warm'
+        break
+      end
+    end
+  end
+end
+
+-- Mostly a lease is new, nobody waits and nothing ran out. No write before every pool has room: Lua does not
+-- roll back.
+fleet.overdue = redis.call('ZCOUNT', total, '-inf', fleet.clock)
+local engine, class, blocked
+local quiet = cap and fleet.overdue + fleet.learning_ms + redis.call('EXISTS', record, waiting) == 0
+if quiet then
+  engine, class, blocked = seat(fleet, limits, cap, demand)
+  if engine then
+    local number = grant(fleet, demand, engine, class, provisional_ms)
+    save_fleet(fleet)
+    return { 'GRANTED', fleet.epoch, number, class, engine }
+  end
+end
+
+-- From here on for all others: what is not needed before is not made before.
 -- @include leave
--- @include stand
 -- @include named
 -- @include note
 -- @include settle
--- @include warm_engines
--- @include pick_engine
--- @include seat
 -- @include waiter
 -- @include step_out
--- @include grant
+-- @include ticks
+-- @include put
+-- @include stand
 -- @include fairest
 -- @include dispatch
 
-local meta, limits, total, tenant_pool, record, events, waiting =
-  KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7]
-local nonce, tick_ms, learning_ms = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
-local provisional_ms = tonumber(ARGV[4])
-local lease, holder, tenant, request_id = ARGV[5], ARGV[6], ARGV[7], ARGV[8]
-local patience_ms, engine_count, candidates = tonumber(ARGV[9]), tonumber(ARGV[10]), 11
-local engines, prefixes = {}, {}
-for i = candidates, #ARGV do
-  if i < candidates + engine_count then
-    engines[#engines + 1] = ARGV[i]
-  else
-    prefixes[#prefixes + 1] = ARGV[i]
+local function queue_or_refuse(others)
+  -- A pool that is shut (limit 0 for the tenant) has no next place to wait for.
+  if patience_ms > 0 and cap.tenant > 0 then
+    local queues = fleet.prefix .. 'line:queue:'
+    local line_max, own_max = unpack(redis.call('HMGET', limits, 'line_max', 'line_max_per_tenant'))
+    line_max, own_max = tonumber(line_max) or 0, tonumber(own_max) or 0
+    local own = redis.call('ZCARD', queues .. 'warm:' .. tenant)
+      + redis.call('ZCARD', queues .. 'cold:' .. tenant)
+    if others < line_max and own < own_max then
+      local words = {
+        holder,
+        tenant,
+        wanted,
+        string.format('%.0f', fleet.now + patience_ms),
+        fleet.clock,
+        request_id,
+        table.concat(demand.engines, ','),
+        #demand.warm > 0 and table.concat(demand.warm, ',') or '-',
+      }
+      redis.call('HSET', waiting, lease, table.concat(words, ' '))
+      put(queues .. wanted .. ':' .. tenant, redis.call('HINCRBY', meta, 'ticket', 1), lease)
+      stand(fleet, limits, tenant)
+      if own == 0 then
+        put(fleet.prefix .. 'line:tenants', fleet.clock, tenant)
+      end
+      return { 'QUEUED', fleet.epoch, fleet.grant, others + 1 }
+    end
+    local mine = others < line_max
+    blocked = { name = 'line', live = mine and own or others, limit = mine and own_max or line_max }
   end
+  return { 'FULL', fleet.epoch, fleet.grant, blocked.name, blocked.live, blocked.limit, others }
 end
 
-local fleet = open_fleet(meta, nonce, tick_ms, learning_ms)
-settle(fleet, limits, events, 32)
-local looked_at_all = dispatch(fleet, limits, provisional_ms, 128)
-
--- The answer to an earlier call may have been lost: give it again rather than grant twice.
-local expiry = redis.call('ZSCORE', total, lease)
-if expiry and tonumber(expiry) > fleet.now then
-  local number, class, engine = unpack(redis.call('HMGET', record, 'grant', 'class', 'engine'))
-  if engine then
-    return { 'GRANTED', fleet.epoch, tonumber(number) or 0, class, engine }
+local function answer()
+  if quiet then
+    return queue_or_refuse(0)
   end
-end
-local cap = caps(limits, tenant)
-local in_line = fleet.waiting > 0 and redis.call('HLEN', waiting) or 0
-if fleet.learning_ms > 0 then
-  return { 'LEARNING', fleet.epoch, fleet.grant, fleet.learning_ms }
-elseif not cap then
-  return { 'CLOSED', fleet.epoch, fleet.grant }
-elseif in_line > 0 and redis.call('HEXISTS', waiting, lease) == 1 then
-  return { 'QUEUED', fleet.epoch, fleet.grant, in_line }
-end
-
--- No write before every pool has room: Lua does not roll back.
-local demand = { lease = lease, holder = holder, tenant = tenant, request_id = request_id }
-local warm = warm_engines(fleet, engines, prefixes)
-local wanted = #warm > 0 and 'warm' or 'cold'
-local queue = fleet.prefix .. 'line:queue:' .. wanted .. ':' .. tenant
-local engine, class, full
-local in_use = live(tenant_pool, fleet.now)
-if room(cap, 'tenant', in_use) <= 0 then
-  full = { name = 'tenant:' .. tenant, live = in_use, limit = cap.tenant }
-end
-in_use = live(total, fleet.now)
-if not full and room(cap, 'total', in_use) <= 0 then
-  full = { name = 'total', live = in_use, limit = cap.total }
-end
-if not full then
-  engine, class, full = seat(fleet, limits, cap, engines, warm)
-end
--- Whoever still waits could not be granted just now. Of those who were not looked at, this tenant's go first.
-if not full and (looked_at_all or redis.call('EXISTS', queue) == 0) then
-  local number = grant(fleet, demand, engine, class, provisional_ms)
-  return { 'GRANTED', fleet.epoch, number, class, engine }
-end
-
-full = full or { name = 'line', live = in_line, limit = in_line }
-local line_max, tenant_max = unpack(redis.call('HMGET', limits, 'line_max', 'line_max_per_tenant'))
-line_max, tenant_max = tonumber(line_max) or 0, tonumber(tenant_max) or 0
--- A pool that is shut (limit 0 for the tenant) has no next place to wait for.
-if patience_ms > 0 and cap.tenant > 0 then
-  local own = redis.call('ZCARD', fleet.prefix .. 'line:queue:warm:' .. tenant)
-    + redis.call('ZCARD', fleet.prefix .. 'line:queue:cold:' .. tenant)
-  if in_line < line_max and own < tenant_max then
-    local words = {
-      holder,
-      tenant,
-      wanted,
-      string.format('%.0f', fleet.now + patience_ms),
-      string.format('%.0f', fleet.now),
-      request_id,
-      table.concat(engines, ','),
-      #warm > 0 and table.concat(warm, ',') or '-',
-    }
-    redis.call('HSET', waiting, lease, table.concat(words, ' '))
-    redis.call('ZADD', queue, redis.call('HINCRBY', meta, 'ticket', 1), lease)
-    stand(fleet, limits, tenant)
-    return { 'QUEUED', fleet.epoch, fleet.grant, in_line + 1 }
+  settle(fleet, events, 32)
+  local looked_at_all = dispatch(fleet, limits, provisional_ms, 128)
+  -- The answer to an earlier call may have been lost: give it again rather than grant twice.
+  local expiry = redis.call('ZSCORE', total, lease)
+  if expiry and tonumber(expiry) > fleet.now then
+    local number, as, where = unpack(redis.call('HMGET', record, 'grant', 'class', 'engine'))
+    if where then
+      return { 'GRANTED', fleet.epoch, tonumber(number) or 0, as, where }
+    end
   end
-  full = {
-    name = 'line',
-    live = in_line < line_max and own or in_line,
-    limit = in_line < line_max and tenant_max or line_max,
-  }
+  if fleet.learning_ms > 0 then
+    return { 'LEARNING', fleet.epoch, fleet.grant, fleet.learning_ms }
+  elseif not cap then
+    return { 'CLOSED', fleet.epoch, fleet.grant }
+  end
+  local others = fleet.waiting > 0 and redis.call('HLEN', waiting) or 0
+  if others > 0 and redis.call('HEXISTS', waiting, lease) == 1 then
+    return { 'QUEUED', fleet.epoch, fleet.grant, others }
+  end
+  engine, class, blocked = seat(fleet, limits, cap, demand)
+  -- Whoever still waits could not be granted just now. Of those not looked at, this tenant's go first.
+  local queue = fleet.prefix .. 'line:queue:' .. wanted .. ':' .. tenant
+  if engine and (looked_at_all or redis.call('EXISTS', queue) == 0) then
+    local number = grant(fleet, demand, engine, class, provisional_ms)
+    return { 'GRANTED', fleet.epoch, number, class, engine }
+  end
+  blocked = blocked or { name = 'line', live = others, limit = others }
+  return queue_or_refuse(others)
 end
-return { 'FULL', fleet.epoch, fleet.grant, full.name, full.live, full.limit, in_line }
+
+local reply = answer()
+save_fleet(fleet)
+return reply

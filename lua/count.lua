@@ -7,10 +7,8 @@
   KEYS
     1  meta      hash   epoch, clock, last, learning_until, tick_ms
     2  limits    hash   total, cold, tenant_default, tenant:T, engine:E, ...
-    3  total     zset   lease -> expiry on the lease clock, ms
-    4  cold      zset   the same, cold places only
-    5  gateways  zset   holder -> session expiry
-    6  waiting   hash   lease -> the demand of one who stands in line
+    3  gateways  zset   holder -> session expiry
+    4  waiting   hash   lease -> the demand of one who stands in line
 
   ARGV
     1+ pools     string   further pools to count: tenant:T, engine:E, and waiting:T for T's part of the line
@@ -22,7 +20,7 @@
 -- @include peek_fleet
 -- @include live
 
-local meta, limits, total, cold, gateways, waiting = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
+local meta, limits, gateways, waiting = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local pools = ARGV
 
 local fleet = peek_fleet(meta)
@@ -32,15 +30,15 @@ local reply = {
   fleet.epoch,
   fleet.now,
   fleet.learning_ms,
-  live(gateways, fleet.now),
-  live(total, fleet.now),
-  live(cold, fleet.now),
+  redis.call('ZCOUNT', gateways, '(' .. fleet.clock, '+inf'),
+  live(fleet, 'total', 0),
+  live(fleet, 'cold', 0),
   redis.call('HLEN', waiting),
 }
 for _, pool in ipairs(pools) do
   local waits = string.match(pool, '^waiting:(.*)$')
   local queue = waits and prefix .. 'line:queue:'
-  reply[#reply + 1] = not waits and live(prefix .. 'pool:' .. pool, fleet.now)
+  reply[#reply + 1] = not waits and live(fleet, pool, 0)
     or redis.call('ZCARD', queue .. 'warm:' .. waits) + redis.call('ZCARD', queue .. 'cold:' .. waits)
 end
 for _, text in ipairs(redis.call('HGETALL', limits)) do

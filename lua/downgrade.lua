@@ -23,20 +23,22 @@
 ]]
 
 -- @include open_fleet
--- @include live
--- @include lives
--- @include caps
--- @include room
+-- @include save_fleet
 -- @include leave
--- @include stand
 -- @include named
 -- @include note
 -- @include settle
+-- @include live
+-- @include caps
+-- @include full
 -- @include pick_engine
 -- @include seat
+-- @include grant
 -- @include waiter
 -- @include step_out
--- @include grant
+-- @include ticks
+-- @include put
+-- @include stand
 -- @include fairest
 -- @include dispatch
 
@@ -45,7 +47,8 @@ local nonce, tick_ms, learning_ms = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]
 local provisional_ms, leases = tonumber(ARGV[4]), { unpack(ARGV, 5) }
 
 local fleet = open_fleet(meta, nonce, tick_ms, learning_ms)
-settle(fleet, limits, events, 32)
+settle(fleet, events, 32)
 local given_back = #leases > 0 and redis.call('ZREM', cold, unpack(leases)) or 0
 dispatch(fleet, limits, provisional_ms, 128)
+save_fleet(fleet)
 return { 'DOWNGRADED', fleet.epoch, fleet.grant, given_back }

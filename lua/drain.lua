@@ -23,6 +23,7 @@
 ]]
 
 -- @include open_fleet
+-- @include save_fleet
 -- @include named
 -- @include note
 
@@ -31,6 +32,7 @@ local nonce, tick_ms, learning_ms = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]
 local holder, who = ARGV[4], ARGV[5]
 
 local fleet = open_fleet(meta, nonce, tick_ms, learning_ms)
+save_fleet(fleet)
 local session = redis.call('ZSCORE', gateways, holder)
 if not session or tonumber(session) <= fleet.now then
   return { 'UNKNOWN', fleet.epoch, fleet.grant }

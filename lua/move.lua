@@ -29,20 +29,22 @@
 ]]
 
 -- @include open_fleet
--- @include live
--- @include lives
--- @include caps
--- @include room
+-- @include save_fleet
 -- @include leave
--- @include stand
 -- @include named
 -- @include note
 -- @include settle
+-- @include live
+-- @include caps
+-- @include full
 -- @include pick_engine
 -- @include seat
+-- @include grant
 -- @include waiter
 -- @include step_out
--- @include grant
+-- @include ticks
+-- @include put
+-- @include stand
 -- @include fairest
 -- @include dispatch
 
@@ -51,20 +53,26 @@ local nonce, tick_ms, learning_ms = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]
 local provisional_ms, lease, engines = tonumber(ARGV[4]), ARGV[5], { unpack(ARGV, 6) }
 
 local fleet = open_fleet(meta, nonce, tick_ms, learning_ms)
-settle(fleet, limits, events, 32)
+settle(fleet, events, 32)
 
-local expiry = redis.call('ZSCORE', total, lease)
-local engine = redis.call('HGET', record, 'engine')
-if not expiry or tonumber(expiry) <= fleet.now or not engine then
-  return { 'GONE', fleet.epoch, fleet.grant }
+local function answer()
+  local expiry = redis.call('ZSCORE', total, lease)
+  local engine = redis.call('HGET', record, 'engine')
+  if not expiry or tonumber(expiry) <= fleet.now or not engine then
+    return { 'GONE', fleet.epoch, fleet.grant }
+  end
+  local name, blocked =
+    pick_engine(fleet, limits, caps(fleet, limits, '', engines) or { engines = {} }, engines)
+  if not name then
+    return { 'FULL', fleet.epoch, fleet.grant, blocked.name, blocked.live, blocked.limit }
+  end
+  redis.call('ZREM', fleet.prefix .. 'pool:engine:' .. engine, lease)
+  redis.call('ZADD', fleet.prefix .. 'pool:engine:' .. name, expiry, lease)
+  redis.call('HSET', record, 'engine', name)
+  return { 'MOVED', fleet.epoch, fleet.grant, name }
 end
-local cap = caps(limits, '') or { shadow = '' }
-local name, full = pick_engine(fleet, limits, cap, engines)
-if not name then
-  return { 'FULL', fleet.epoch, fleet.grant, 'engine:' .. full.name, full.live, full.limit }
-end
-redis.call('ZREM', fleet.prefix .. 'pool:engine:' .. engine, lease)
-redis.call('ZADD', fleet.prefix .. 'pool:engine:' .. name, expiry, lease)
-redis.call('HSET', record, 'engine', name)
+
+local reply = answer()
 dispatch(fleet, limits, provisional_ms, 128)
-return { 'MOVED', fleet.epoch, fleet.grant, name }
+save_fleet(fleet)
+return reply

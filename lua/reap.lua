@@ -13,9 +13,8 @@
     2  limits    hash     total, cold, tenant_default, tenant:T, weight:T, engine:E, shadow
     3  total     zset     lease -> expiry on the lease clock, ms
     4  cold      zset     the same, cold places only
-    5  gateways  zset     holder -> session expiry
-    6  events    stream   what was reclaimed
-    7  reported  string   the last event that a reaper was handed; outlives an epoch, as the events do
+    5  events    stream   what was reclaimed
+    6  reported  string   the last event that a reaper was handed; outlives an epoch, as the events do
 
   ARGV
     1  nonce        string   the epoch to start when there is none
@@ -31,47 +30,48 @@
 ]]
 
 -- @include open_fleet
--- @include live
--- @include lives
--- @include caps
--- @include room
+-- @include save_fleet
 -- @include leave
--- @include stand
 -- @include named
 -- @include note
 -- @include settle
+-- @include live
+-- @include caps
+-- @include full
 -- @include pick_engine
 -- @include seat
+-- @include grant
 -- @include waiter
 -- @include step_out
--- @include grant
+-- @include ticks
+-- @include put
+-- @include stand
 -- @include fairest
 -- @include dispatch
 -- @include refresh_line
+-- @include lives
 -- @include mend_pool
 
-local meta, limits, total, cold, gateways, events, reported =
-  KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7]
+local meta, limits, total, cold, events, reported = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local nonce, tick_ms, learning_ms, ttl_ms = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
 local provisional_ms, pool_count, suspects = tonumber(ARGV[5]), tonumber(ARGV[6]), 7
 
 local fleet = open_fleet(meta, nonce, tick_ms, learning_ms)
-local settled = settle(fleet, limits, events, 128)
+local settled = settle(fleet, events, 128)
 refresh_line(fleet, limits, 64, 32)
 dispatch(fleet, limits, provisional_ms, 128)
 
-local drift = mend_pool(fleet, total, total, gateways, ttl_ms)
-  + mend_pool(fleet, cold, total, gateways, ttl_ms)
+local drift = mend_pool(fleet, total, total, ttl_ms) + mend_pool(fleet, cold, total, ttl_ms)
 for i = suspects, #ARGV do
   if i < suspects + pool_count then
-    drift = drift + mend_pool(fleet, fleet.prefix .. 'pool:' .. ARGV[i], total, gateways, ttl_ms)
+    drift = drift + mend_pool(fleet, fleet.prefix .. 'pool:' .. ARGV[i], total, ttl_ms)
   else
     -- Gone from both since the caller looked is the normal end of a lease; one without the other is drift.
     local record = fleet.prefix .. 'lease:' .. ARGV[i]
     local tenant, engine = unpack(redis.call('HMGET', record, 'tenant', 'engine'))
     if redis.call('EXISTS', record) == 1 and not redis.call('ZSCORE', total, ARGV[i]) then
       drift = drift + 1
-      if not lives(gateways, ARGV[i], fleet.now) then
+      if not lives(fleet, ARGV[i]) then
         leave(fleet.prefix, ARGV[i], tenant, engine)
       end
     end
@@ -106,4 +106,5 @@ end
 if #entries > 0 then
   redis.call('SET', reported, entries[#entries][1])
 end
+save_fleet(fleet)
 return reply

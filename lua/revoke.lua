@@ -29,14 +29,16 @@
 ]]
 
 -- @include open_fleet
+-- @include save_fleet
 -- @include named
 -- @include note
 -- @include live
 -- @include caps
--- @include room
--- @include stand
+-- @include full
 -- @include waiter
 -- @include step_out
+-- @include put
+-- @include stand
 
 local meta, limits, total, gateways, events = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local nonce, tick_ms, learning_ms = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
@@ -60,12 +62,14 @@ for _, candidate in ipairs(candidates) do
       redis.call('HSET', record, 'cut', reason)
     else
       holder = waits.holder
-      stand(fleet, limits, step_out(fleet, candidate))
+      stand(fleet, limits, step_out(fleet, candidate, waits), 'any')
     end
     note(events, 'kind lease tenant reason who', { 'revoked', candidate, owner or waits.tenant, reason, who })
     local words = fleet.epoch .. '\n' .. candidate .. ' 0 cut ' .. reason
     redis.call('SPUBLISH', fleet.prefix .. 'line:wake:' .. holder, words)
+    save_fleet(fleet)
     return { 'REVOKED', fleet.epoch, fleet.grant, candidate, where }
   end
 end
+save_fleet(fleet)
 return { 'UNKNOWN', fleet.epoch, fleet.grant }

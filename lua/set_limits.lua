@@ -30,18 +30,20 @@
 ]]
 
 -- @include open_fleet
+-- @include save_fleet
 -- @include named
 -- @include note
 -- @include live
--- @include lives
 -- @include caps
--- @include room
--- @include stand
+-- @include full
 -- @include pick_engine
 -- @include seat
+-- @include grant
 -- @include waiter
 -- @include step_out
--- @include grant
+-- @include ticks
+-- @include put
+-- @include stand
 -- @include fairest
 -- @include dispatch
 -- @include refresh_line
@@ -54,6 +56,7 @@ local provisional_ms, fields = tonumber(ARGV[7]), 8
 local fleet = open_fleet(meta, nonce, tick_ms, learning_ms)
 if mode == 'restore' then
   if seen <= (tonumber(redis.call('HGET', meta, 'limits_seen')) or 0) then
+    save_fleet(fleet)
     return { 'LIMITED', fleet.epoch, fleet.grant, 0 }
   end
   redis.call('HSET', meta, 'limits_seen', seen)
@@ -83,4 +86,5 @@ if changed > 0 then
   refresh_line(fleet, limits, 256, 1)
   dispatch(fleet, limits, provisional_ms, 128)
 end
+save_fleet(fleet)
 return { 'LIMITED', fleet.epoch, fleet.grant, changed }

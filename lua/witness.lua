@@ -23,6 +23,7 @@
 ]]
 
 -- @include open_fleet
+-- @include save_fleet
 
 local meta, evidence = KEYS[1], KEYS[2]
 local nonce, tick_ms, learning_ms = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
@@ -38,4 +39,5 @@ for i = 1, #prefixes, 2 do
   end
 end
 redis.call('ZREMRANGEBYRANK', evidence, 0, -most - 1)
+save_fleet(fleet)
 return { 'WITNESSED', fleet.epoch, fleet.grant, redis.call('ZCARD', evidence) }

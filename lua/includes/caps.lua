@@ -1,26 +1,50 @@
--- caps(limits, tenant) -> caps or nil. the limits in force for one tenant; nil: the fleet has none
+-- caps(fleet, limits, tenant, engines) -> caps or nil. the limits in force for a tenant; nil: there are none
 --
--- Read once per tenant and script; without a tenant (''), those that all tenants share. `shadow` lists kinds
--- of pools (total, cold, tenant, engine) whose limits are only watched: they stay in `caps` for people to see
--- and admit everybody, so operators can learn a number before they enforce it.
-local read_caps = {}
-local function caps(limits, tenant)
-  local known = read_caps[tenant] or tenant == '' and select(2, next(read_caps))
-  if known then
-    return known
+-- Each is read once per script, those of `engines` with the first tenant's. `shadow` lists kinds of
+-- pools (total, cold, tenant, engine) whose limits are only watched: they stay there for people to see and
+-- admit everybody, so operators can learn a number before they enforce it.
+local function caps(fleet, limits, tenant, engines)
+  local first, own, weight = fleet.cap, 'tenant:' .. tenant, 'weight:' .. tenant
+  if fleet.caps[tenant] then
+    return fleet.caps[tenant]
   end
-  local fields = { 'total', 'cold', 'tenant_default', 'tenant:' .. tenant, 'weight:' .. tenant, 'shadow' }
-  local total, cold, default, own, weight, shadow = unpack(redis.call('HMGET', limits, unpack(fields)))
-  if not total then
-    return nil
+  local cap
+  if first then
+    local found = redis.call('HMGET', limits, own, weight)
+    cap = {
+      total = first.total,
+      cold = first.cold,
+      default = first.default,
+      tenant = tonumber(found[1]) or first.default,
+      weight = found[2],
+      shadow = first.shadow,
+      engines = first.engines,
+    }
+  else
+    local asked = { own, weight }
+    for n = 1, #engines do
+      asked[n + 2] = 'engine:' .. engines[n]
+    end
+    local found = redis.call('HMGET', limits, 'total', 'cold', 'tenant_default', 'shadow', unpack(asked))
+    if not found[1] then
+      return nil
+    end
+    local total, shadow = tonumber(found[1]) or 0, found[4]
+    local default = tonumber(found[3]) or total
+    cap = {
+      total = total,
+      cold = tonumber(found[2]) or 0,
+      default = default,
+      tenant = tonumber(found[5]) or default,
+      weight = found[6],
+      shadow = shadow and shadow ~= '' and ' ' .. string.gsub(shadow, '[^a-z]', ' ') .. ' ',
+      engines = {},
+    }
+    for n = 1, #engines do
+      cap.engines[engines[n]] = tonumber(found[n + 6]) or math.huge
+    end
+    fleet.cap = cap
   end
-  total = tonumber(total) or 0
-  read_caps[tenant] = {
-    total = total,
-    cold = tonumber(cold) or 0,
-    tenant = tonumber(own) or tonumber(default) or total,
-    weight = math.max(tonumber(weight) or 1, 0.001),
-    shadow = shadow and ' ' .. string.gsub(shadow, '[^a-z]', ' ') .. ' ',
-  }
-  return read_caps[tenant]
+  fleet.caps[tenant] = cap
+  return cap
 end

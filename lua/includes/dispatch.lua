@@ -8,77 +8,64 @@
 -- cannot run; false: somebody was not looked at.
 local function dispatch(fleet, limits, provisional_ms, most)
   local line = fleet.prefix .. 'line:'
-  if fleet.learning_ms > 0 or fleet.waiting == 0 then
+  fleet.waiting = fleet.waiting or redis.call('HLEN', line .. 'waiting')
+  if fleet.waiting == 0 then
     return true
   end
+  local counted = {}
+  fleet.counted, fleet.exact = counted, {}
+  for tenant, left in pairs(fleet.freed or {}) do
+    stand(fleet, limits, tenant, left)
+  end
+  local cap = fleet.learning_ms == 0 and (fleet.cap or caps(fleet, limits, '', {}))
   local looks, rounds, complete = 200, 8, true
-  local passed, stuck, deep, nowhere = { warm = 0, cold = 0 }, {}, {}, {}
-  local wakes, deeper = {}, {}
-  local total = caps(limits, '')
-  local free = total and room(total, 'total', live(fleet.prefix .. 'pool:total', fleet.now)) or 0
-  local cold_full = total and room(total, 'cold', live(fleet.prefix .. 'pool:cold', fleet.now)) <= 0
-  while free > 0 do
-    local warm = fairest(line, 'warm', passed, stuck)
-    local cold = cold_full and {} or fairest(line, 'cold', passed, stuck)
-    if #warm == 0 and #cold == 0 then
+  local passed, stuck, deep, nowhere, deeper, wakes = {}, {}, {}, {}, {}, {}
+  while cap and not full(fleet, cap, 'total', 'total', cap.total) do
+    local class, tenant = fairest(fleet, cap, passed, stuck)
+    if not class and #deeper > 0 and rounds > 1 then
       -- The heads of all tenants come before the second of anybody.
-      rounds = rounds - 1
-      if #deeper == 0 or rounds == 0 then
-        complete = #deeper == 0
-        break
-      end
       for _, place in ipairs(deeper) do
         stuck[place] = nil
       end
-      passed, deeper = { warm = 0, cold = 0 }, {}
-      warm = fairest(line, 'warm', passed, stuck)
-      cold = cold_full and {} or fairest(line, 'cold', passed, stuck)
+      rounds, passed, deeper = rounds - 1, {}, {}
+      class, tenant = fairest(fleet, cap, passed, stuck)
     end
-    if most == 0 or looks == 0 or (#warm == 0 and #cold == 0) then
-      complete = #warm == 0 and #cold == 0
+    if not class or most == 0 or looks == 0 then
+      complete = not class and #deeper == 0
       break
     end
-    local class = (#cold == 0 or (#warm > 0 and tonumber(warm[2]) <= tonumber(cold[2]))) and 'warm' or 'cold'
-    local tenant = class == 'warm' and warm[1] or cold[1]
     local place = class .. ':' .. tenant
-    local at = deep[place] or 0
+    local at = deep[place] or '0'
     local lease = redis.call('ZRANGE', line .. 'queue:' .. place, at, at)[1]
     local demand = lease and waiter(fleet, lease)
-    if not lease and at > 0 then
+    local dead = not demand or demand.deadline <= fleet.now or not ticks(fleet, demand.holder)
+    local engine, as, blocked
+    -- Nothing is freed in here: where one found no seat, nobody finds one who would take the same.
+    if not dead and not nowhere[demand.seats] then
+      engine, as, blocked = seat(fleet, limits, caps(fleet, limits, tenant, {}), demand)
+    end
+    if not lease and at ~= '0' then
       stuck[place] = true
-    elseif
-      not demand
-      or demand.deadline <= fleet.now
-      or not lives(fleet.prefix .. 'gateways', lease, fleet.now)
-    then
-      if lease and not step_out(fleet, lease) then
+    elseif engine then
+      step_out(fleet, lease, demand)
+      local number = grant(fleet, demand, engine, as, provisional_ms)
+      counted.total, counted.cold = counted.total + 1, counted.cold + (as == 'cold' and 1 or 0)
+      counted['tenant:' .. tenant] = counted['tenant:' .. tenant] + 1
+      counted['engine:' .. engine] = counted['engine:' .. engine] + 1
+      local words = lease .. ' ' .. number .. ' ' .. as .. ' ' .. engine .. '\n'
+      wakes[demand.holder] = (wakes[demand.holder] or '') .. words
+    elseif dead then
+      if lease and not step_out(fleet, lease, demand) then
         redis.call('ZREM', line .. 'queue:' .. place, lease)
       end
-      stand(fleet, limits, tenant)
-      most, passed = most - 1, { warm = 0, cold = 0 }
-    else
-      local cap = caps(limits, tenant)
-      local engine, as
-      -- Nothing is freed in here: where one found no seat, nobody finds one who would take the same.
-      if not nowhere[demand.seats] then
-        engine, as = seat(fleet, limits, cap, demand.engines, demand.warm)
-      end
-      if room(cap, 'tenant', live(fleet.prefix .. 'pool:tenant:' .. tenant, fleet.now)) <= 0 then
-        stand(fleet, limits, tenant)
-        most, passed = most - 1, { warm = 0, cold = 0 }
-      elseif not engine then
-        nowhere[demand.seats] = true
-        looks, deep[place], stuck[place] = looks - 1, at + 1, true
-        deeper[#deeper + 1] = place
-      else
-        step_out(fleet, lease, demand)
-        local number = grant(fleet, demand, engine, as, provisional_ms)
-        stand(fleet, limits, tenant)
-        local words = table.concat({ lease, number, as, engine }, ' ')
-        wakes[demand.holder] = (wakes[demand.holder] or '') .. words .. '\n'
-        most, free, passed = most - 1, free - 1, { warm = 0, cold = 0 }
-        cold_full = free > 0 and room(total, 'cold', live(fleet.prefix .. 'pool:cold', fleet.now)) <= 0
-      end
+    elseif not (blocked and blocked.name == 'tenant:' .. tenant) then
+      nowhere[demand.seats] = true
+      looks, deep[place], stuck[place] = looks - 1, at + 1, true
+      deeper[#deeper + 1] = place
+    end
+    if not stuck[place] then
+      stand(fleet, limits, tenant, class)
+      most, passed = most - 1, {}
     end
   end
   for holder, text in pairs(wakes) do

@@ -1,16 +1,18 @@
 -- grant(fleet, demand, engine, class, provisional_ms) -> integer. writes the places and record of a permit
 local function grant(fleet, demand, engine, class, provisional_ms)
-  local prefix, expiry = fleet.prefix, fleet.now + provisional_ms
-  redis.call('ZADD', prefix .. 'pool:total', expiry, demand.lease)
-  redis.call('ZADD', prefix .. 'pool:tenant:' .. demand.tenant, expiry, demand.lease)
-  redis.call('ZADD', prefix .. 'pool:engine:' .. engine, expiry, demand.lease)
+  local prefix, lease = fleet.prefix, demand.lease
+  local pools, expiry = prefix .. 'pool:', string.format('%.0f', fleet.now + provisional_ms)
+  redis.call('ZADD', pools .. 'total', expiry, lease)
+  redis.call('ZADD', pools .. 'tenant:' .. demand.tenant, expiry, lease)
+  redis.call('ZADD', pools .. 'engine:' .. engine, expiry, lease)
   if class == 'cold' then
-    redis.call('ZADD', prefix .. 'pool:cold', expiry, demand.lease)
+    redis.call('ZADD', pools .. 'cold', expiry, lease)
   end
-  fleet.grant = redis.call('HINCRBY', prefix .. 'meta', 'grant', 1)
+  fleet.grant = fleet.grant + 1
+  fleet.granted = string.format('%.0f', fleet.grant)
   redis.call(
     'HSET',
-    prefix .. 'lease:' .. demand.lease,
+    prefix .. 'lease:' .. lease,
     'request_id',
     demand.request_id,
     'tenant',
@@ -24,9 +26,9 @@ local function grant(fleet, demand, engine, class, provisional_ms)
     'phase',
     'granted',
     'acquired_at',
-    fleet.wall,
+    fleet.wall_text,
     'grant',
-    fleet.grant
+    fleet.granted
   )
   return fleet.grant
 end

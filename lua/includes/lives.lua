@@ -1,6 +1,5 @@
--- lives(gateways, lease, now) -> boolean. whether the gateway that made this lease id still ticks
-local function lives(gateways, lease, now)
+-- lives(fleet, lease) -> boolean. whether the gateway that made this lease id still ticks
+local function lives(fleet, lease)
   local holder = string.match(lease, '^(.*)~[^~]*$')
-  local session = holder and redis.call('ZSCORE', gateways, holder)
-  return session and tonumber(session) > now or false
+  return holder and ticks(fleet, holder) or false
 end

@@ -7,7 +7,9 @@ local function peek_fleet(meta)
   local since = math.max(wall - (tonumber(last) or wall), 0)
   local now = (tonumber(clock) or wall) + math.min(since, 2 * (tonumber(tick_ms) or 0))
   return {
+    prefix = string.sub(meta, 1, -5),
     now = now,
+    clock = string.format('%.0f', now),
     epoch = epoch or '',
     learning_ms = math.max(0, (tonumber(learning_until) or 0) - now),
   }

@@ -5,30 +5,39 @@
 -- by lot are looked at too, so that no dead waiter fills the line for long, wherever it stands.
 local function refresh_line(fleet, limits, tenants, heads)
   local line = fleet.prefix .. 'line:'
-  for _, lease in ipairs(redis.call('HRANDFIELD', line .. 'waiting', tenants)) do
-    local demand = waiter(fleet, lease)
+  local seen = {}
+  local drawn = redis.call('HRANDFIELD', line .. 'waiting', tenants, 'WITHVALUES')
+  for n = 1, #drawn, 2 do
+    local demand = waiter(fleet, drawn[n], drawn[n + 1])
     if
       demand.deadline <= fleet.now
-      or not lives(fleet.prefix .. 'gateways', lease, fleet.now)
-      or not redis.call('ZSCORE', line .. 'queue:' .. demand.class .. ':' .. demand.tenant, lease)
+      or not ticks(fleet, demand.holder)
+      or not redis.call('ZSCORE', line .. 'queue:' .. demand.class .. ':' .. demand.tenant, demand.lease)
     then
-      stand(fleet, limits, step_out(fleet, lease))
+      seen[step_out(fleet, demand.lease, demand)] = true
     elseif not redis.call('ZSCORE', line .. 'tenants', demand.tenant) then
-      stand(fleet, limits, demand.tenant)
+      seen[demand.tenant] = true
     end
   end
   for _, tenant in ipairs(redis.call('ZRANGE', line .. 'tenants', 0, tenants - 1)) do
+    seen[tenant] = true
     for _, class in ipairs({ 'warm', 'cold' }) do
       local queue = line .. 'queue:' .. class .. ':' .. tenant
-      for _, lease in ipairs(redis.call('ZRANGE', queue, 0, heads - 1)) do
-        local demand = waiter(fleet, lease)
+      local leases = redis.call('ZRANGE', queue, 0, heads - 1)
+      local records = #leases > 0 and redis.call('HMGET', line .. 'waiting', unpack(leases)) or {}
+      for n, lease in ipairs(leases) do
+        local demand = records[n] and waiter(fleet, lease, records[n])
         if not demand then
           redis.call('ZREM', queue, lease)
-        elseif demand.deadline <= fleet.now or not lives(fleet.prefix .. 'gateways', lease, fleet.now) then
-          step_out(fleet, lease)
+        elseif demand.deadline <= fleet.now or not ticks(fleet, demand.holder) then
+          step_out(fleet, lease, demand)
         end
       end
     end
-    stand(fleet, limits, tenant)
+  end
+  for tenant in pairs(seen) do
+    if stand(fleet, limits, tenant, 'any') then
+      put(line .. 'tenants', fleet.clock, tenant)
+    end
   end
 end

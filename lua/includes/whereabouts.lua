@@ -3,16 +3,20 @@
 -- granted has four words for each: lease, class, engine, grant; gone are those whom nothing knows any more.
 local function whereabouts(fleet, leases)
   local granted, gone = {}, {}
-  for _, lease in ipairs(leases) do
-    local expiry = redis.call('ZSCORE', fleet.prefix .. 'pool:total', lease)
-    if expiry and tonumber(expiry) > fleet.now then
-      local record = fleet.prefix .. 'lease:' .. lease
-      local class, engine, number = unpack(redis.call('HMGET', record, 'class', 'engine', 'grant'))
-      for _, word in ipairs({ lease, class or 'cold', engine or '', tonumber(number) or 0 }) do
-        granted[#granted + 1] = word
+  for first = 1, #leases, 500 do
+    local some = { unpack(leases, first, math.min(first + 499, #leases)) }
+    local expiries = redis.call('ZMSCORE', fleet.prefix .. 'pool:total', unpack(some))
+    local records = redis.call('HMGET', fleet.prefix .. 'line:waiting', unpack(some))
+    for n, lease in ipairs(some) do
+      if expiries[n] and tonumber(expiries[n]) > fleet.now then
+        local record = fleet.prefix .. 'lease:' .. lease
+        local class, engine, number = unpack(redis.call('HMGET', record, 'class', 'engine', 'grant'))
+        for _, word in ipairs({ lease, class or 'cold', engine or '', tonumber(number) or 0 }) do
+          granted[#granted + 1] = word
+        end
+      elseif not records[n] then
+        gone[#gone + 1] = lease
       end
-    elseif redis.call('HEXISTS', fleet.prefix .. 'line:waiting', lease) == 0 then
-      gone[#gone + 1] = lease
     end
   end
   return granted, gone

@@ -47,7 +47,7 @@ class Store(Ledger):
         keys = self.keys(demand.fleet)
         answer: Answer = await self._run(
             "acquire",
-            self._named(demand.fleet, tenant_pool=keys.tenant_pool(demand.tenant), record=keys.lease(lease)),
+            self._named(demand.fleet, record=keys.lease(lease)),
             {
                 "lease": lease,
                 "holder": holder,
@@ -75,8 +75,9 @@ class Store(Ledger):
         """
         rest: list[Arg] = []
         for held in leases:
-            rest += (held.lease, held.request_id, held.tenant, held.class_, held.engine, held.phase)
-            rest += (held.acquired_at, int(held.cold), int(held.lease in news))
+            marks = ("c" if held.cold else "") + ("n" if held.lease in news else "")
+            facts = f"{held.request_id} {held.class_} {held.phase} {held.acquired_at}"
+            rest += (held.lease, held.tenant, held.engine, marks, facts)
         args: dict[str, Arg] = {"holder": holder, "lease_count": len(leases)}
         answer: Ticked = await self._run("tick", self._named(fleet), args, [*rest, *waiters])
         return answer

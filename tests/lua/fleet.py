@@ -256,4 +256,5 @@ def held(
     news: bool = False,
 ) -> list[Arg]:
     """Return the facts of one lease as its gateway sends them in a tick."""
-    return [lease, f"req-{lease}", tenant, class_, engine, phase, 1_700_000_000_000, int(cold), int(news)]
+    marks = ("c" if cold else "") + ("n" if news else "")
+    return [lease, tenant, engine, marks, f"req-{lease} {class_} {phase} 1700000000000"]

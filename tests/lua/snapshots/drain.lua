@@ -27,56 +27,56 @@
 -- The lease clock advances by at most two ticks from one script to the next, and never backwards. A wall
 -- clock that is stepped, a Redis that was paused, restarted or replaced, and an outage of any length can
 -- therefore age leases by two ticks at the most; while anybody calls, it runs at wall speed.
+-- What moved is written by save_fleet, with which every script ends. `clock` and `wall_text` are `now` and
+-- `wall` as text: Redis would print a number anew for each command that takes it.
 local function open_fleet(meta, nonce, tick_ms, learning_ms)
   local time = redis.call('TIME')
-  local wall = time[1] * 1000 + math.floor(time[2] / 1000)
+  local ms = math.floor(time[2] / 1000)
+  local wall = time[1] * 1000 + ms
   local epoch, clock, last, learning_until, grant =
     unpack(redis.call('HMGET', meta, 'epoch', 'clock', 'last', 'learning_until', 'grant'))
-  local prefix = string.sub(meta, 1, -5)
+  local prefix, now, before = string.sub(meta, 1, -5), tonumber(clock), tonumber(last)
+  local known = epoch and now and before
+  local wall_text, moved = last, not known or wall ~= before
 
-  if epoch and clock and last then
-    clock, last = tonumber(clock), tonumber(last)
-    clock = clock + math.min(math.max(wall - last, 0), 2 * tick_ms)
-    -- Many scripts share a millisecond; those that find the clock right write nothing.
-    if wall ~= last then
-      redis.call('HSET', meta, 'clock', clock, 'last', wall)
-    end
-  else
+  if not known then
     -- The data is gone or never was: grant nothing until every holder had time to say what it runs. Leases
     -- that survived the loss of this one key must not outlive the new clock, whatever the wall clock says.
     local top = redis.call('ZREVRANGE', prefix .. 'pool:total', 0, 0, 'WITHSCORES')[2]
-    clock = math.max(wall, top and tonumber(top) - 6 * tick_ms or 0)
-    epoch, learning_until, grant = nonce, clock + learning_ms, 0
-    redis.call(
-      'HSET',
-      meta,
-      'schema',
-      1,
-      'epoch',
-      epoch,
-      'clock',
-      clock,
-      'last',
-      wall,
-      'grant',
-      grant,
-      'learning_until',
-      learning_until,
-      'tick_ms',
-      tick_ms
-    )
+    now = math.max(wall, top and tonumber(top) - 6 * tick_ms or 0)
+    epoch, learning_until, grant = nonce, now + learning_ms, 0
+    redis.call('HSET', meta, 'schema', 1, 'epoch', epoch, 'grant', grant, 'tick_ms', tick_ms)
+    redis.call('HSET', meta, 'learning_until', learning_until)
+  elseif wall > before then
+    now = now + math.min(wall - before, 2 * tick_ms)
+  end
+  if moved then
+    wall_text = time[1] .. string.format('%03d', ms)
+    clock = now == wall and wall_text or string.format('%.0f', now)
   end
 
   return {
+    meta = meta,
     prefix = prefix,
     wall = wall,
-    now = clock,
+    wall_text = wall_text,
+    now = now,
+    clock = clock,
     epoch = epoch,
     grant = tonumber(grant) or 0,
-    learning_ms = math.max(0, (tonumber(learning_until) or 0) - clock),
-    -- Without anybody in line nothing of the line need be looked at.
-    waiting = redis.call('HLEN', prefix .. 'line:waiting'),
+    learning_ms = math.max(0, (tonumber(learning_until) or 0) - now),
+    -- Many scripts share a millisecond; those that find the clock right write nothing.
+    moved = moved,
+    caps = {},
   }
+end
+-- save_fleet(fleet) -> nothing. writes the clock and the number of the last grant, where they changed
+local function save_fleet(fleet)
+  if fleet.granted then
+    redis.call('HSET', fleet.meta, 'clock', fleet.clock, 'last', fleet.wall_text, 'grant', fleet.granted)
+  elseif fleet.moved then
+    redis.call('HSET', fleet.meta, 'clock', fleet.clock, 'last', fleet.wall_text)
+  end
 end
 -- named(names, values) -> list. name, value, name, value ...: what HSET and XADD take
 local function named(names, values)
@@ -97,6 +97,7 @@ local nonce, tick_ms, learning_ms = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]
 local holder, who = ARGV[4], ARGV[5]
 
 local fleet = open_fleet(meta, nonce, tick_ms, learning_ms)
+save_fleet(fleet)
 local session = redis.call('ZSCORE', gateways, holder)
 if not session or tonumber(session) <= fleet.now then
   return { 'UNKNOWN', fleet.epoch, fleet.grant }

@@ -29,100 +29,91 @@
 -- The lease clock advances by at most two ticks from one script to the next, and never backwards. A wall
 -- clock that is stepped, a Redis that was paused, restarted or replaced, and an outage of any length can
 -- therefore age leases by two ticks at the most; while anybody calls, it runs at wall speed.
+-- What moved is written by save_fleet, with which every script ends. `clock` and `wall_text` are `now` and
+-- `wall` as text: Redis would print a number anew for each command that takes it.
 local function open_fleet(meta, nonce, tick_ms, learning_ms)
   local time = redis.call('TIME')
-  local wall = time[1] * 1000 + math.floor(time[2] / 1000)
+  local ms = math.floor(time[2] / 1000)
+  local wall = time[1] * 1000 + ms
   local epoch, clock, last, learning_until, grant =
     unpack(redis.call('HMGET', meta, 'epoch', 'clock', 'last', 'learning_until', 'grant'))
-  local prefix = string.sub(meta, 1, -5)
+  local prefix, now, before = string.sub(meta, 1, -5), tonumber(clock), tonumber(last)
+  local known = epoch and now and before
+  local wall_text, moved = last, not known or wall ~= before
 
-  if epoch and clock and last then
-    clock, last = tonumber(clock), tonumber(last)
-    clock = clock + math.min(math.max(wall - last, 0), 2 * tick_ms)
-    -- Many scripts share a millisecond; those that find the clock right write nothing.
-    if wall ~= last then
-      redis.call('HSET', meta, 'clock', clock, 'last', wall)
-    end
-  else
+  if not known then
     -- The data is gone or never was: grant nothing until every holder had time to say what it runs. Leases
     -- that survived the loss of this one key must not outlive the new clock, whatever the wall clock says.
     local top = redis.call('ZREVRANGE', prefix .. 'pool:total', 0, 0, 'WITHSCORES')[2]
-    clock = math.max(wall, top and tonumber(top) - 6 * tick_ms or 0)
-    epoch, learning_until, grant = nonce, clock + learning_ms, 0
-    redis.call(
-      'HSET',
-      meta,
-      'schema',
-      1,
-      'epoch',
-      epoch,
-      'clock',
-      clock,
-      'last',
-      wall,
-      'grant',
-      grant,
-      'learning_until',
-      learning_until,
-      'tick_ms',
-      tick_ms
-    )
+    now = math.max(wall, top and tonumber(top) - 6 * tick_ms or 0)
+    epoch, learning_until, grant = nonce, now + learning_ms, 0
+    redis.call('HSET', meta, 'schema', 1, 'epoch', epoch, 'grant', grant, 'tick_ms', tick_ms)
+    redis.call('HSET', meta, 'learning_until', learning_until)
+  elseif wall > before then
+    now = now + math.min(wall - before, 2 * tick_ms)
+  end
+  if moved then
+    wall_text = time[1] .. string.format('%03d', ms)
+    clock = now == wall and wall_text or string.format('%.0f', now)
   end
 
   return {
+    meta = meta,
     prefix = prefix,
     wall = wall,
-    now = clock,
+    wall_text = wall_text,
+    now = now,
+    clock = clock,
     epoch = epoch,
     grant = tonumber(grant) or 0,
-    learning_ms = math.max(0, (tonumber(learning_until) or 0) - clock),
-    -- Without anybody in line nothing of the line need be looked at.
-    waiting = redis.call('HLEN', prefix .. 'line:waiting'),
+    learning_ms = math.max(0, (tonumber(learning_until) or 0) - now),
+    -- Many scripts share a millisecond; those that find the clock right write nothing.
+    moved = moved,
+    caps = {},
   }
 end
--- live(pool, now) -> integer. the one way to count: members whose lease is not past, so no reaper is needed
-local function live(pool, now)
-  return redis.call('ZCOUNT', pool, '(' .. string.format('%.0f', now), '+inf')
-end
--- lives(gateways, lease, now) -> boolean. whether the gateway that made this lease id still ticks
-local function lives(gateways, lease, now)
-  local holder = string.match(lease, '^(.*)~[^~]*$')
-  local session = holder and redis.call('ZSCORE', gateways, holder)
-  return session and tonumber(session) > now or false
-end
--- caps(limits, tenant) -> caps or nil. the limits in force for one tenant; nil: the fleet has none
---
--- Read once per tenant and script; without a tenant (''), those that all tenants share. `shadow` lists kinds
--- of pools (total, cold, tenant, engine) whose limits are only watched: they stay in `caps` for people to see
--- and admit everybody, so operators can learn a number before they enforce it.
-local read_caps = {}
-local function caps(limits, tenant)
-  local known = read_caps[tenant] or tenant == '' and select(2, next(read_caps))
-  if known then
-    return known
+-- save_fleet(fleet) -> nothing. writes the clock and the number of the last grant, where they changed
+local function save_fleet(fleet)
+  if fleet.granted then
+    redis.call('HSET', fleet.meta, 'clock', fleet.clock, 'last', fleet.wall_text, 'grant', fleet.granted)
+  elseif fleet.moved then
+    redis.call('HSET', fleet.meta, 'clock', fleet.clock, 'last', fleet.wall_text)
   end
-  local fields = { 'total', 'cold', 'tenant_default', 'tenant:' .. tenant, 'weight:' .. tenant, 'shadow' }
-  local total, cold, default, own, weight, shadow = unpack(redis.call('HMGET', limits, unpack(fields)))
-  if not total then
-    return nil
-  end
-  total = tonumber(total) or 0
-  read_caps[tenant] = {
-    total = total,
-    cold = tonumber(cold) or 0,
-    tenant = tonumber(own) or tonumber(default) or total,
-    weight = math.max(tonumber(weight) or 1, 0.001),
-    shadow = shadow and ' ' .. string.gsub(shadow, '[^a-z]', ' ') .. ' ',
-  }
-  return read_caps[tenant]
 end
--- room(cap, kind, in_use) -> integer. free places of one pool; a watched pool always has one more
-local function room(cap, kind, in_use)
-  if cap.shadow and string.find(cap.shadow, ' ' .. kind .. ' ', 1, true) then
-    return math.huge
+
+local meta, limits, events = KEYS[1], KEYS[2], KEYS[3]
+local nonce, tick_ms, learning_ms, provisional_ms = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+local leases, width = 5, 3
+
+local fleet = open_fleet(meta, nonce, tick_ms, learning_ms)
+local pools, records = fleet.prefix .. 'pool:', fleet.prefix .. 'lease:'
+local returned, odd = 0, nil
+for i = leases, #ARGV, width do
+  local lease, tenant, engine = ARGV[i], ARGV[i + 1], ARGV[i + 2]
+  -- Removal is the exactly-once test. What the total has not is looked at below.
+  if redis.call('ZREM', pools .. 'total', lease) == 1 then
+    redis.call('ZREM', pools .. 'cold', lease)
+    redis.call('ZREM', pools .. 'tenant:' .. tenant, lease)
+    if redis.call('ZREM', pools .. 'engine:' .. engine, lease) == 0 then
+      -- The caller's engine is unknown, or from before a move whose answer is still on its way.
+      local known = redis.call('HGET', records .. lease, 'engine')
+      redis.call('ZREM', pools .. 'engine:' .. (known or engine), lease)
+    end
+    redis.call('DEL', records .. lease)
+    returned = returned + 1
+  else
+    odd = odd or {}
+    odd[#odd + 1] = i
   end
-  return cap[kind] - in_use
 end
+fleet.overdue = redis.call('ZCOUNT', pools .. 'total', '-inf', fleet.clock)
+fleet.waiting = redis.call('HLEN', fleet.prefix .. 'line:waiting')
+if not odd and fleet.overdue + fleet.waiting == 0 then
+  save_fleet(fleet)
+  return { 'RELEASED', fleet.epoch, fleet.grant, returned }
+end
+
+-- From here on for all others: what is not needed before is not made before.
 -- leave(prefix, lease, tenant, engine) -> boolean. gives all places of a lease back; false: it had none
 --
 -- Removal is the exactly-once test: whoever removes the member returned the capacity, nobody else can.
@@ -138,38 +129,6 @@ local function leave(prefix, lease, tenant, engine)
   redis.call('DEL', prefix .. 'lease:' .. lease)
   return removed > 0
 end
--- stand(fleet, limits, tenant) -> nothing. puts a tenant where it belongs among those who may be granted next
---
--- The fairest is the tenant with the least live/weight, on equal shares the one whose oldest waiter came
--- first: both in one number, the share in 1/1024 above the ticket of the head. Derived from what is held now,
--- so it cannot drift and no tenant gains by staying away. A tenant at its quota stands nowhere until it is
--- below.
-local function stand(fleet, limits, tenant)
-  local line = fleet.prefix .. 'line:'
-  local cap = caps(limits, tenant)
-  local in_use = live(fleet.prefix .. 'pool:tenant:' .. tenant, fleet.now)
-  local share = math.min(math.floor(in_use * 1024 / (cap and cap.weight or 1)), 1048575)
-  local waits = false
-  for _, class in ipairs({ 'warm', 'cold' }) do
-    local head = redis.call('ZRANGE', line .. 'queue:' .. class .. ':' .. tenant, 0, 0, 'WITHSCORES')
-    waits = waits or #head > 0
-    if #head > 0 and cap and room(cap, 'tenant', in_use) > 0 then
-      redis.call(
-        'ZADD',
-        line .. 'next:' .. class,
-        share * 4294967296 + tonumber(head[2]) % 4294967296,
-        tenant
-      )
-    else
-      redis.call('ZREM', line .. 'next:' .. class, tenant)
-    end
-  end
-  if waits then
-    redis.call('ZADD', line .. 'tenants', fleet.now, tenant)
-  else
-    redis.call('ZREM', line .. 'tenants', tenant)
-  end
-end
 -- named(names, values) -> list. name, value, name, value ...: what HSET and XADD take
 local function named(names, values)
   local words = {}
@@ -183,122 +142,169 @@ end
 local function note(events, names, values)
   redis.call('XADD', events, 'MAXLEN', '~', 10000, '*', unpack(named(names, values)))
 end
--- settle(fleet, limits, events, most) -> integer. drops overdue leases, `most` at a time, into the events
+-- settle(fleet, events, most) -> integer. drops overdue leases, `most` at a time, into the events
 --
 -- Overdue leases are counted by nobody, so how many are dropped decides only how tidy the sets are; the bound
 -- keeps ten thousand holders that died together from making one request wait.
-local function settle(fleet, limits, events, most)
+local function settle(fleet, events, most)
   local total = fleet.prefix .. 'pool:total'
-  local overdue = redis.call('ZRANGEBYSCORE', total, '-inf', fleet.now, 'LIMIT', 0, most)
-  for _, lease in ipairs(overdue) do
+  local overdue = fleet.overdue or redis.call('ZCOUNT', total, '-inf', fleet.clock)
+  if overdue == 0 then
+    return 0
+  end
+  local leases = redis.call('ZRANGEBYSCORE', total, '-inf', fleet.clock, 'LIMIT', 0, most)
+  fleet.freed = fleet.freed or {}
+  for _, lease in ipairs(leases) do
     local record = fleet.prefix .. 'lease:' .. lease
     local fields = redis.call('HMGET', record, 'tenant', 'engine', 'holder', 'class', 'acquired_at')
     local tenant, engine, holder, class, acquired_at = unpack(fields)
     leave(fleet.prefix, lease, tenant, engine)
-    if fleet.waiting > 0 then
-      stand(fleet, limits, tenant or '')
-    end
+    fleet.freed[tenant or ''] = fleet.freed[tenant or ''] or 'places'
     local age_ms = math.max(0, fleet.wall - (tonumber(acquired_at) or fleet.wall))
     local facts = { 'reclaimed', lease, tenant or '', holder or '', class or '', engine or '', age_ms }
     note(events, 'kind lease tenant holder class engine age_ms', facts)
   end
-  return #overdue
+  -- While many are left, the other pools hold many that ran out, too.
+  fleet.crowded = overdue > #leases
+  return #leases
+end
+-- live(fleet, pool, enough) -> integer. the one way to count: members whose lease is not past
+--
+-- No reaper is needed for it. Of a pool with less than `enough` members those that ran out are not told from
+-- the others, unless many ran out together; 0 always tells them. Either costs the same however large the pool
+-- is. A dispatch remembers what it counted: in `counted`, and in `exact` where it told them.
+local function live(fleet, pool, enough)
+  local counted, exact, key = fleet.counted, fleet.exact, fleet.prefix .. 'pool:' .. pool
+  local count = counted and counted[pool] or redis.call('ZCARD', key)
+  if (count >= enough or fleet.crowded) and not (exact and exact[pool]) then
+    count = count - redis.call('ZCOUNT', key, '-inf', fleet.clock)
+    if exact then
+      exact[pool] = true
+    end
+  end
+  if counted then
+    counted[pool] = count
+  end
+  return count
+end
+-- caps(fleet, limits, tenant, engines) -> caps or nil. the limits in force for a tenant; nil: there are none
+--
+-- Each is read once per script, those of `engines` with the first tenant's. `shadow` lists kinds of
+-- pools (total, cold, tenant, engine) whose limits are only watched: they stay there for people to see and
+-- admit everybody, so operators can learn a number before they enforce it.
+local function caps(fleet, limits, tenant, engines)
+  local first, own, weight = fleet.cap, 'tenant:' .. tenant, 'weight:' .. tenant
+  if fleet.caps[tenant] then
+    return fleet.caps[tenant]
+  end
+  local cap
+  if first then
+    local found = redis.call('HMGET', limits, own, weight)
+    cap = {
+      total = first.total,
+      cold = first.cold,
+      default = first.default,
+      tenant = tonumber(found[1]) or first.default,
+      weight = found[2],
+      shadow = first.shadow,
+      engines = first.engines,
+    }
+  else
+    local asked = { own, weight }
+    for n = 1, #engines do
+      asked[n + 2] = 'engine:' .. engines[n]
+    end
+    local found = redis.call('HMGET', limits, 'total', 'cold', 'tenant_default', 'shadow', unpack(asked))
+    if not found[1] then
+      return nil
+    end
+    local total, shadow = tonumber(found[1]) or 0, found[4]
+    local default = tonumber(found[3]) or total
+    cap = {
+      total = total,
+      cold = tonumber(found[2]) or 0,
+      default = default,
+      tenant = tonumber(found[5]) or default,
+      weight = found[6],
+      shadow = shadow and shadow ~= '' and ' ' .. string.gsub(shadow, '[^a-z]', ' ') .. ' ',
+      engines = {},
+    }
+    for n = 1, #engines do
+      cap.engines[engines[n]] = tonumber(found[n + 6]) or math.huge
+    end
+    fleet.cap = cap
+  end
+  fleet.caps[tenant] = cap
+  return cap
+end
+-- full(fleet, cap, kind, pool, limit) -> table or nil. a pool without a free place: { name, live, limit }
+--
+-- A pool that is only watched is never full.
+local function full(fleet, cap, kind, pool, limit)
+  local in_use = live(fleet, pool, limit)
+  if in_use >= limit and not (cap.shadow and string.find(cap.shadow, ' ' .. kind .. ' ', 1, true)) then
+    return { name = pool, live = in_use, limit = limit }
+  end
 end
 -- pick_engine(fleet, limits, cap, engines) -> name, full. the engine with room and the fewest live permits
 --
--- Among equals the caller's order decides. Without room anywhere name is nil and full = { name, live, limit }
--- of the least loaded.
+-- Among equals the caller's order decides. Without room anywhere name is nil, and full says so of the least
+-- loaded.
 local function pick_engine(fleet, limits, cap, engines)
-  local name, least, full
-  for _, candidate in ipairs(engines) do
-    local in_use = live(fleet.prefix .. 'pool:engine:' .. candidate, fleet.now)
-    cap.engine = tonumber(redis.call('HGET', limits, 'engine:' .. candidate)) or math.huge
-    if room(cap, 'engine', in_use) <= 0 then
-      if not full or in_use < full.live then
-        full = { name = candidate, live = in_use, limit = cap.engine }
-      end
+  local name, least, blocked
+  for n = 1, #engines do
+    local pool, limit = 'engine:' .. engines[n], cap.engines[engines[n]]
+    if not limit then
+      limit = tonumber(redis.call('HGET', limits, pool)) or math.huge
+      cap.engines[engines[n]] = limit
+    end
+    local no_room = full(fleet, cap, 'engine', pool, limit)
+    local in_use = no_room and no_room.live or #engines > 1 and live(fleet, pool, limit) or 0
+    if no_room then
+      blocked = blocked and blocked.live <= in_use and blocked or no_room
     elseif not name or in_use < least then
-      name, least = candidate, in_use
+      name, least = engines[n], in_use
     end
   end
-  return name, full
+  return name, blocked
 end
--- seat(fleet, limits, cap, engines, warm) -> engine, class, full. where a demand could run now, and as what
+-- seat(fleet, limits, cap, demand) -> engine, class, full. where a demand could run now, and as what
 --
 -- An engine that holds a prefix of the prompt first; where none of those has room, any other, if the cold
--- pool has a place. Otherwise engine is nil and full = { name, live, limit } of the pool that is in the way.
-local function seat(fleet, limits, cap, engines, warm)
-  local engine = pick_engine(fleet, limits, cap, warm)
+-- pool has a place. Otherwise engine is nil and full = { name, live, limit } of the pool that is in the way,
+-- the most specific one.
+local function seat(fleet, limits, cap, demand)
+  local blocked = full(fleet, cap, 'tenant', 'tenant:' .. demand.tenant, cap.tenant)
+    or full(fleet, cap, 'total', 'total', cap.total)
+  if blocked then
+    return nil, nil, blocked
+  end
+  local engine = #demand.warm > 0 and pick_engine(fleet, limits, cap, demand.warm)
   if engine then
     return engine, 'warm'
   end
-  local full
-  engine, full = pick_engine(fleet, limits, cap, engines)
-  if not engine then
-    return nil, nil, { name = 'engine:' .. full.name, live = full.live, limit = full.limit }
-  end
-  local in_use = live(fleet.prefix .. 'pool:cold', fleet.now)
-  if room(cap, 'cold', in_use) <= 0 then
-    return nil, nil, { name = 'cold', live = in_use, limit = cap.cold }
+  engine, blocked = pick_engine(fleet, limits, cap, demand.engines)
+  blocked = not engine and blocked or full(fleet, cap, 'cold', 'cold', cap.cold)
+  if blocked then
+    return nil, nil, blocked
   end
   return engine, 'cold'
 end
--- waiter(fleet, lease) -> demand or nil. one who stands in line, as it joined
---
--- A record is text that redis-cli shows as it is: holder tenant class deadline joined request_id engines
--- warm.
-local function waiter(fleet, lease)
-  local record = redis.call('HGET', fleet.prefix .. 'line:waiting', lease)
-  if not record then
-    return nil
-  end
-  local words = {}
-  for word in string.gmatch(record, '%S+') do
-    words[#words + 1] = word
-  end
-  local function list(text)
-    local names = {}
-    for name in string.gmatch(text or '', '[^,]+') do
-      names[#names + 1] = name ~= '-' and name or nil
-    end
-    return names
-  end
-  return {
-    lease = lease,
-    holder = words[1] or '',
-    tenant = words[2] or '',
-    class = words[3] or 'cold',
-    deadline = tonumber(words[4]) or 0,
-    request_id = words[6] or '',
-    engines = list(words[7]),
-    warm = list(words[8]),
-    seats = (words[7] or '') .. ' ' .. (words[8] or ''),
-  }
-end
--- step_out(fleet, lease, known) -> tenant or nil. takes one waiter out of the line; nil: it stood in none
---
--- `known` is its demand, where the caller has read it already.
-local function step_out(fleet, lease, known)
-  local demand = known or waiter(fleet, lease)
-  if demand then
-    redis.call('HDEL', fleet.prefix .. 'line:waiting', lease)
-    redis.call('ZREM', fleet.prefix .. 'line:queue:' .. demand.class .. ':' .. demand.tenant, lease)
-    return demand.tenant
-  end
-end
 -- grant(fleet, demand, engine, class, provisional_ms) -> integer. writes the places and record of a permit
 local function grant(fleet, demand, engine, class, provisional_ms)
-  local prefix, expiry = fleet.prefix, fleet.now + provisional_ms
-  redis.call('ZADD', prefix .. 'pool:total', expiry, demand.lease)
-  redis.call('ZADD', prefix .. 'pool:tenant:' .. demand.tenant, expiry, demand.lease)
-  redis.call('ZADD', prefix .. 'pool:engine:' .. engine, expiry, demand.lease)
+  local prefix, lease = fleet.prefix, demand.lease
+  local pools, expiry = prefix .. 'pool:', string.format('%.0f', fleet.now + provisional_ms)
+  redis.call('ZADD', pools .. 'total', expiry, lease)
+  redis.call('ZADD', pools .. 'tenant:' .. demand.tenant, expiry, lease)
+  redis.call('ZADD', pools .. 'engine:' .. engine, expiry, lease)
   if class == 'cold' then
-    redis.call('ZADD', prefix .. 'pool:cold', expiry, demand.lease)
+    redis.call('ZADD', pools .. 'cold', expiry, lease)
   end
-  fleet.grant = redis.call('HINCRBY', prefix .. 'meta', 'grant', 1)
+  fleet.grant = fleet.grant + 1
+  fleet.granted = string.format('%.0f', fleet.grant)
   redis.call(
     'HSET',
-    prefix .. 'lease:' .. demand.lease,
+    prefix .. 'lease:' .. lease,
     'request_id',
     demand.request_id,
     'tenant',
@@ -312,24 +318,130 @@ local function grant(fleet, demand, engine, class, provisional_ms)
     'phase',
     'granted',
     'acquired_at',
-    fleet.wall,
+    fleet.wall_text,
     'grant',
-    fleet.grant
+    fleet.granted
   )
   return fleet.grant
 end
--- fairest(line, class, passed, stuck) -> list. tenant and score of who is next in a class; empty: nobody
+-- waiter(fleet, lease, read) -> demand or nil. one who stands in line, as it joined
 --
--- Those who are stuck in this script are stepped over. `passed` remembers per class how many of them are in
--- front, for as long as nothing changes the order.
-local function fairest(line, class, passed, stuck)
-  while true do
-    local found = redis.call('ZRANGE', line .. 'next:' .. class, passed[class], passed[class], 'WITHSCORES')
-    if not found[1] or not stuck[class .. ':' .. found[1]] then
-      return found
-    end
-    passed[class] = passed[class] + 1
+-- A record is text that redis-cli shows as it is: holder tenant class deadline joined request_id engines
+-- warm. `read` is the record, where the caller has read it already. Who cannot be read is overdue.
+local function waiter(fleet, lease, read)
+  local record = read or redis.call('HGET', fleet.prefix .. 'line:waiting', lease)
+  if not record then
+    return nil
   end
+  local holder, tenant, class, deadline, request_id, engines, warm =
+    string.match(record, '^(%S+) (%S+) (%S+) (%S+) %S+ (%S+) (%S+) (%S+)')
+  local demand = {
+    lease = lease,
+    holder = holder or '',
+    tenant = tenant or '',
+    class = class or 'cold',
+    deadline = tonumber(deadline) or 0,
+    request_id = request_id or '',
+    engines = {},
+    warm = {},
+    seats = (engines or '') .. ' ' .. (warm or ''),
+  }
+  for name in string.gmatch(engines or '', '[^,]+') do
+    demand.engines[#demand.engines + 1] = name
+  end
+  for name in string.gmatch(warm ~= '-' and warm or '', '[^,]+') do
+    demand.warm[#demand.warm + 1] = name
+  end
+  return demand
+end
+-- step_out(fleet, lease, known) -> tenant or nil. takes one waiter out of the line; nil: it stood in none
+--
+-- `known` is its demand, where the caller has read it already. Where its tenant stands then is the caller's
+-- to say: by `stand`, or in `freed` for the next dispatch.
+local function step_out(fleet, lease, known)
+  local demand = known or waiter(fleet, lease)
+  if demand then
+    redis.call('HDEL', fleet.prefix .. 'line:waiting', lease)
+    redis.call('ZREM', fleet.prefix .. 'line:queue:' .. demand.class .. ':' .. demand.tenant, lease)
+    return demand.tenant
+  end
+end
+-- ticks(fleet, holder) -> boolean. whether a gateway has a session, asked once
+local function ticks(fleet, holder)
+  fleet.sessions = fleet.sessions or {}
+  local known = fleet.sessions[holder]
+  if known == nil then
+    local session = redis.call('ZSCORE', fleet.prefix .. 'gateways', holder)
+    known = session and tonumber(session) > fleet.now or false
+    fleet.sessions[holder] = known
+  end
+  return known
+end
+-- put(key, score, member) -> nothing. adds to one of the line's sorted sets, or moves what is there
+--
+-- Up to 128 short members are one piece of memory to Redis, read from its front: a write among a hundred
+-- costs five times what it costs among ten thousand. One member of more than 64 bytes makes the set a tree,
+-- and a tree it stays while it has members.
+local function put(key, score, member)
+  if redis.call('ZADD', key, score, member) == 1 and redis.call('ZCARD', key) == 17 then
+    local long = string.rep('-', 65)
+    redis.call('ZADD', key, 0, long)
+    redis.call('ZREM', key, long)
+  end
+end
+-- stand(fleet, limits, tenant, left) -> boolean. puts a tenant where it belongs in line; false: no one waits
+--
+-- The fairest is the tenant with the least live/weight, on equal shares the one whose oldest waiter came
+-- first: both in one number, the share in 1/1024 above the ticket of the head. Derived from what is held now,
+-- so it cannot drift and no tenant gains by staying away. A tenant at its quota stands nowhere until it is
+-- below. `left` is the class in which somebody left the line, or `any`.
+local function stand(fleet, limits, tenant, left)
+  local line, waits, share = fleet.prefix .. 'line:', false, nil
+  for n = 1, 2 do
+    local class = n == 1 and 'warm' or 'cold'
+    local head = redis.call('ZRANGE', line .. 'queue:' .. class .. ':' .. tenant, '0', '0', 'WITHSCORES')
+    if head[1] and not waits then
+      local cap, pool = caps(fleet, limits, tenant, {}), 'tenant:' .. tenant
+      local in_use = live(fleet, pool, 0)
+      if cap and not full(fleet, cap, 'tenant', pool, cap.tenant) then
+        share = math.min(math.floor(in_use * 1024 / math.max(tonumber(cap.weight) or 1, 0.001)), 1048575)
+      end
+      waits = true
+    end
+    if head[1] and share then
+      local place = string.format('%.0f', share * 4294967296 + head[2] % 4294967296)
+      put(line .. 'next:' .. class, place, tenant)
+    elseif head[1] or left == class or left == 'any' then
+      redis.call('ZREM', line .. 'next:' .. class, tenant)
+    end
+  end
+  if left and not waits then
+    redis.call('ZREM', line .. 'tenants', tenant)
+  end
+  return waits
+end
+-- fairest(fleet, cap, passed, stuck) -> class, tenant. who is next in line; nil: nobody
+--
+-- Of the warm and, where the cold pool has room, of the cold. Those who are stuck in this script are stepped
+-- over; `passed` remembers per class how many of them are in front, while nothing changes the order.
+local function fairest(fleet, cap, passed, stuck)
+  local class, tenant, least
+  for n = 1, 2 do
+    local next_ = n == 1 and 'warm' or 'cold'
+    while next_ == 'warm' or not full(fleet, cap, 'cold', 'cold', cap.cold) do
+      local at = passed[next_] or '0'
+      local found = redis.call('ZRANGE', fleet.prefix .. 'line:next:' .. next_, at, at, 'WITHSCORES')
+      if not (found[1] and stuck[next_ .. ':' .. found[1]]) then
+        local place = tonumber(found[2])
+        if place and (not least or place < least) then
+          class, tenant, least = next_, found[1], place
+        end
+        break
+      end
+      passed[next_] = at + 1
+    end
+  end
+  return class, tenant
 end
 -- dispatch(fleet, limits, provisional_ms, most) -> boolean. grants free places to the fairest, and tells them
 --
@@ -341,77 +453,64 @@ end
 -- cannot run; false: somebody was not looked at.
 local function dispatch(fleet, limits, provisional_ms, most)
   local line = fleet.prefix .. 'line:'
-  if fleet.learning_ms > 0 or fleet.waiting == 0 then
+  fleet.waiting = fleet.waiting or redis.call('HLEN', line .. 'waiting')
+  if fleet.waiting == 0 then
     return true
   end
+  local counted = {}
+  fleet.counted, fleet.exact = counted, {}
+  for tenant, left in pairs(fleet.freed or {}) do
+    stand(fleet, limits, tenant, left)
+  end
+  local cap = fleet.learning_ms == 0 and (fleet.cap or caps(fleet, limits, '', {}))
   local looks, rounds, complete = 200, 8, true
-  local passed, stuck, deep, nowhere = { warm = 0, cold = 0 }, {}, {}, {}
-  local wakes, deeper = {}, {}
-  local total = caps(limits, '')
-  local free = total and room(total, 'total', live(fleet.prefix .. 'pool:total', fleet.now)) or 0
-  local cold_full = total and room(total, 'cold', live(fleet.prefix .. 'pool:cold', fleet.now)) <= 0
-  while free > 0 do
-    local warm = fairest(line, 'warm', passed, stuck)
-    local cold = cold_full and {} or fairest(line, 'cold', passed, stuck)
-    if #warm == 0 and #cold == 0 then
+  local passed, stuck, deep, nowhere, deeper, wakes = {}, {}, {}, {}, {}, {}
+  while cap and not full(fleet, cap, 'total', 'total', cap.total) do
+    local class, tenant = fairest(fleet, cap, passed, stuck)
+    if not class and #deeper > 0 and rounds > 1 then
       -- The heads of all tenants come before the second of anybody.
-      rounds = rounds - 1
-      if #deeper == 0 or rounds == 0 then
-        complete = #deeper == 0
-        break
-      end
       for _, place in ipairs(deeper) do
         stuck[place] = nil
       end
-      passed, deeper = { warm = 0, cold = 0 }, {}
-      warm = fairest(line, 'warm', passed, stuck)
-      cold = cold_full and {} or fairest(line, 'cold', passed, stuck)
+      rounds, passed, deeper = rounds - 1, {}, {}
+      class, tenant = fairest(fleet, cap, passed, stuck)
     end
-    if most == 0 or looks == 0 or (#warm == 0 and #cold == 0) then
-      complete = #warm == 0 and #cold == 0
+    if not class or most == 0 or looks == 0 then
+      complete = not class and #deeper == 0
       break
     end
-    local class = (#cold == 0 or (#warm > 0 and tonumber(warm[2]) <= tonumber(cold[2]))) and 'warm' or 'cold'
-    local tenant = class == 'warm' and warm[1] or cold[1]
     local place = class .. ':' .. tenant
-    local at = deep[place] or 0
+    local at = deep[place] or '0'
     local lease = redis.call('ZRANGE', line .. 'queue:' .. place, at, at)[1]
     local demand = lease and waiter(fleet, lease)
-    if not lease and at > 0 then
+    local dead = not demand or demand.deadline <= fleet.now or not ticks(fleet, demand.holder)
+    local engine, as, blocked
+    -- Nothing is freed in here: where one found no seat, nobody finds one who would take the same.
+    if not dead and not nowhere[demand.seats] then
+      engine, as, blocked = seat(fleet, limits, caps(fleet, limits, tenant, {}), demand)
+    end
+    if not lease and at ~= '0' then
       stuck[place] = true
-    elseif
-      not demand
-      or demand.deadline <= fleet.now
-      or not lives(fleet.prefix .. 'gateways', lease, fleet.now)
-    then
-      if lease and not step_out(fleet, lease) then
+    elseif engine then
+      step_out(fleet, lease, demand)
+      local number = grant(fleet, demand, engine, as, provisional_ms)
+      counted.total, counted.cold = counted.total + 1, counted.cold + (as == 'cold' and 1 or 0)
+      counted['tenant:' .. tenant] = counted['tenant:' .. tenant] + 1
+      counted['engine:' .. engine] = counted['engine:' .. engine] + 1
+      local words = lease .. ' ' .. number .. ' ' .. as .. ' ' .. engine .. '\n'
+      wakes[demand.holder] = (wakes[demand.holder] or '') .. words
+    elseif dead then
+      if lease and not step_out(fleet, lease, demand) then
         redis.call('ZREM', line .. 'queue:' .. place, lease)
       end
-      stand(fleet, limits, tenant)
-      most, passed = most - 1, { warm = 0, cold = 0 }
-    else
-      local cap = caps(limits, tenant)
-      local engine, as
-      -- Nothing is freed in here: where one found no seat, nobody finds one who would take the same.
-      if not nowhere[demand.seats] then
-        engine, as = seat(fleet, limits, cap, demand.engines, demand.warm)
-      end
-      if room(cap, 'tenant', live(fleet.prefix .. 'pool:tenant:' .. tenant, fleet.now)) <= 0 then
-        stand(fleet, limits, tenant)
-        most, passed = most - 1, { warm = 0, cold = 0 }
-      elseif not engine then
-        nowhere[demand.seats] = true
-        looks, deep[place], stuck[place] = looks - 1, at + 1, true
-        deeper[#deeper + 1] = place
-      else
-        step_out(fleet, lease, demand)
-        local number = grant(fleet, demand, engine, as, provisional_ms)
-        stand(fleet, limits, tenant)
-        local words = table.concat({ lease, number, as, engine }, ' ')
-        wakes[demand.holder] = (wakes[demand.holder] or '') .. words .. '\n'
-        most, free, passed = most - 1, free - 1, { warm = 0, cold = 0 }
-        cold_full = free > 0 and room(total, 'cold', live(fleet.prefix .. 'pool:cold', fleet.now)) <= 0
-      end
+    elseif not (blocked and blocked.name == 'tenant:' .. tenant) then
+      nowhere[demand.seats] = true
+      looks, deep[place], stuck[place] = looks - 1, at + 1, true
+      deeper[#deeper + 1] = place
+    end
+    if not stuck[place] then
+      stand(fleet, limits, tenant, class)
+      most, passed = most - 1, {}
     end
   end
   for holder, text in pairs(wakes) do
@@ -420,31 +519,25 @@ local function dispatch(fleet, limits, provisional_ms, most)
   return complete
 end
 
-local meta, limits, events = KEYS[1], KEYS[2], KEYS[3]
-local nonce, tick_ms, learning_ms = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
-local provisional_ms, leases, width = tonumber(ARGV[4]), 5, 3
-
-local fleet = open_fleet(meta, nonce, tick_ms, learning_ms)
-local returned = 0
+fleet.freed = {}
 for i = leases, #ARGV, width do
+  fleet.freed[ARGV[i + 1]] = 'places'
+end
+-- Released before, or reclaimed, or half deleted; or it still stands in line.
+for _, i in ipairs(odd or {}) do
   local lease, tenant, engine = ARGV[i], ARGV[i + 1], ARGV[i + 2]
-  -- The caller's engine may be unknown, or from before a move whose answer is still on its way.
-  local known = redis.call('HGET', fleet.prefix .. 'lease:' .. lease, 'engine')
-  if known and engine ~= '' and engine ~= known then
-    redis.call('ZREM', fleet.prefix .. 'pool:engine:' .. engine, lease)
+  local known = redis.call('HGET', records .. lease, 'engine')
+  if known and engine ~= known then
+    redis.call('ZREM', pools .. 'engine:' .. engine, lease)
   end
   if leave(fleet.prefix, lease, tenant, known or engine) then
     returned = returned + 1
-    if fleet.waiting > 0 then
-      stand(fleet, limits, tenant)
-    end
-  elseif fleet.waiting > 0 then
-    local left = step_out(fleet, lease)
-    if left then
-      stand(fleet, limits, left)
-    end
+  else
+    local left = fleet.waiting > 0 and step_out(fleet, lease)
+    fleet.freed[left or tenant] = left and 'any' or fleet.freed[tenant]
   end
 end
-settle(fleet, limits, events, 32)
+settle(fleet, events, 32)
 dispatch(fleet, limits, provisional_ms, 128)
+save_fleet(fleet)
 return { 'RELEASED', fleet.epoch, fleet.grant, returned }
