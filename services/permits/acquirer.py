@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Final
 
 from services.permits.clock import monotonic
-from services.permits.errors import RefusalCode, Refused, Unavailable
+from services.permits.errors import OutOfMemory, RefusalCode, Refused, Unavailable
 from services.permits.events import Listener
 from services.permits.model import (
     Answer,
@@ -110,6 +110,12 @@ class Acquirer:
         except asyncio.CancelledError:
             self._leave(permit)
             raise
+        except OutOfMemory:
+            # Redis is there: whoever decided alone now would admit beside those whom Redis counts.
+            permit.move(Move.REFUSE)
+            message = "admission is unavailable: Redis is out of memory"
+            refused = Refused("admission_unavailable", message=message)
+            raise self._refused(permit.fleet, refused) from None
         except Unavailable:
             self._take_share(permit)
             return None
@@ -133,6 +139,8 @@ class Acquirer:
         """Ask once more after a failure that the ticker could mend."""
         try:
             return await self._ask_once(permit)
+        except OutOfMemory:
+            raise
         except Unavailable:
             self._ticker.lanes[permit.fleet].suspect()
             # The same id: if the first call was carried out after all, this one gets its answer.

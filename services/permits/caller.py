@@ -6,11 +6,11 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from redis.exceptions import ReadOnlyError
+from redis.exceptions import OutOfMemoryError, ReadOnlyError
 
 from services.permits.clock import monotonic
 from services.permits.connect import TROUBLE, Client
-from services.permits.errors import Unavailable
+from services.permits.errors import OutOfMemory, Unavailable
 from services.permits.events import Listener, Silent
 from services.permits.keys import FleetKeys, SharedKeys
 from services.permits.model import LeaseTimes
@@ -99,5 +99,7 @@ class ScriptCaller:
             # A primary that was demoted under our feet: its connections stay open and would say so for ever.
             await self._client.leave()
             raise Unavailable(f"{type(error).__name__}: {error}") from error
+        except OutOfMemoryError as error:
+            raise OutOfMemory(f"{type(error).__name__}: {error}") from error
         except TROUBLE as error:
             raise Unavailable(f"{type(error).__name__}: {error}") from error

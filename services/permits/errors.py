@@ -3,6 +3,7 @@
 PermitError
 |-- Refused          no, with a reason: an expected answer, carried out of `Gate.hold`
 |-- Unavailable      Redis cannot be asked right now; the outcome of the call is unknown
+|   `-- OutOfMemory  Redis answers and has no memory left: nothing was written
 |-- Unusable         this Redis can never work (too old, or it evicts keys); stop and say so
 |-- BadReply         a script answered what its header does not promise: a defect
 |-- BadName          a name that must not reach a Redis key
@@ -64,6 +65,10 @@ class Refused(PermitError):
 
 class Unavailable(PermitError):
     """Redis did not answer in time, or refused the command for a reason of its own."""
+
+
+class OutOfMemory(Unavailable):
+    """Redis is at its maxmemory and refused the command before it wrote anything; others may pass."""
 
 
 class Unusable(PermitError):

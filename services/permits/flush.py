@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from services.permits.errors import OutOfMemory
 from services.permits.outbox import Downgrade, Entry, Evidence, Outbox, Release, fleet_of
 from services.permits.permit import Permit
 from services.permits.states import Move, State
@@ -11,6 +12,8 @@ from services.permits.store import LEASES_PER_RELEASE_MAX, Store
 async def flush_next(store: Store, outbox: Outbox) -> list[Entry]:
     """Send the next run and return it, empty when nothing waits; what could not be sent waits again.
 
+    Evidence for which Redis has no memory is forgotten as if it had been sent: Redis is not away.
+
     Raises Unavailable.
     """
     run = outbox.take_run(LEASES_PER_RELEASE_MAX)
@@ -18,10 +21,12 @@ async def flush_next(store: Store, outbox: Outbox) -> list[Entry]:
         return run
     try:
         await flush_run(store, run)
-    except BaseException:
+    except BaseException as error:
         if isinstance(run[0], Evidence):
             # At maxmemory it is refused while releases and ticks, which come after it, would pass.
             outbox.drop_evidence()
+            if isinstance(error, OutOfMemory):
+                return run
         else:
             outbox.put_back(run)
         raise

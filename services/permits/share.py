@@ -1,8 +1,9 @@
 """Admission while Redis is away, for fleets with `redis_loss = "share"`.
 
 Each gateway admits up to floor(limit / live gateways last seen) in every pool, what it already runs included.
-Summed over those gateways that is never more than the limit, so an outage over-admits only by gateways that
-were added during it.
+Summed over those gateways that is never more than the limit. So an outage over-admits only by gateways that
+were added during it, and by what a gateway ran above its own share when Redis went: that runs on, and the
+others cannot know of it.
 """
 
 from collections import Counter

@@ -2,10 +2,13 @@
 
 import asyncio
 import random
+import time
 from typing import Any
 
 import pytest
 
+from services.permits import Demand
+from services.permits.acquirer import CALL_S
 from tests.support.answers import Stream
 from tests.support.client import Call
 from tests.support.redis_server import RedisServer
@@ -70,6 +73,26 @@ async def test_an_end_during_an_outage_costs_the_client_nothing_and_is_logged_at
     redis_server.resume()
     line = await gateway.record()
     assert line["released_at"] >= line["last_token_at"]
+    await gateway.is_idle()
+
+
+async def test_an_event_loop_that_was_busy_takes_no_answer_of_redis_for_late(
+    open_gateway: Any, engine: ScriptedEngine
+) -> None:
+    """The answer lay there unread; taken for an outage, it would be decided without Redis."""
+    del engine
+    gateway = await open_gateway(fleet={"redis_loss": "closed"})
+    gate, engines = gateway.app.gate, ("e1",)
+    for number in range(4):
+        demand = Demand(fleet="demo", tenant="acme", request_id=f"r{number}", engines=engines)
+        asking = asyncio.create_task(gate.take(demand))
+        for _ in range(number):
+            await asyncio.sleep(0)  # before it is sent, and after
+        for _ in range(4):
+            time.sleep(1.2 * CALL_S)  # what parsing a large prompt does, and then the next one
+            await asyncio.sleep(0)
+        (await asking).close()
+    assert gate.ready() == (True, "ready")
     await gateway.is_idle()
 
 

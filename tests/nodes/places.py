@@ -86,6 +86,22 @@ class Eye:
         reclaimed: int = sum(fields["kind"] == "reclaimed" for _, fields in entries)
         return overdue + reclaimed
 
+    async def all_tick(self, replicas: int) -> None:
+        """Return when each of so many replicas has ticked since now, and so knows of the others."""
+        # Twice: a tick that was under way may have looked before now.
+        for _ in range(2):
+            before = await self._sessions()
+
+            async def ticked(before: dict[str, float] = before) -> bool:
+                now = await self._sessions()
+                return len(now) == replicas and all(now[one] > before.get(one, 0.0) for one in now)
+
+            await wait_until(ticked, f"{replicas} replicas tick", 10)
+
+    async def _sessions(self) -> dict[str, float]:
+        scored: Any = await self._client.zrange(GATEWAYS, 0, -1, withscores=True)
+        return dict(scored)
+
     async def see(self, live: int, why: str, timeout_s: float = 5) -> None:
         """Return as soon as exactly `live` leases are live."""
 
@@ -208,3 +224,15 @@ class Ends:
         await wait_until(lambda: len(self.all()) >= count, f"{count} requests in the log")
         assert len(self.lines) == count
         return self.lines
+
+
+async def all_left(ends: Ends, count: int) -> None:
+    """Of the tagged requests `count` were admitted; each of them ended once, as its client left."""
+
+    def admitted() -> list[dict[str, Any]]:
+        return [line for line in ends.lines if line["lease"] is not None]
+
+    await wait_until(lambda: ends.all() and len(admitted()) >= count, f"{count} admitted are in the log")
+    assert len(admitted()) == count
+    each_ended_once(admitted())
+    assert {line["reason"] for line in admitted()} <= {"client_disconnect"}

@@ -296,3 +296,4 @@ async def test_at_maxmemory_reports_of_engines_stop_neither_renewals_nor_release
         await wait_until(lambda: len(heard.ticks) >= ticks + 2, "ticks go on", 3)
         first.close()
         await wait_until(lambda: first.state == "released", "the release went through")
+        assert all(heard.up[-3:]), "nobody took Redis for away"
