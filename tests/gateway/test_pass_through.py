@@ -115,15 +115,24 @@ async def test_head_has_no_body_and_holds_no_permit_once_answered(
 
 
 async def test_a_stream_in_single_bytes_arrives_whole(gateway: Any, engine: ScriptedEngine) -> None:
-    """Characters straddle segments."""
-    engine.answer = Stream(tokens=2, text="你好🙂{0}", segment=1)
+    """Characters straddle segments, and each piece arrives alone."""
+    deltas: list[dict[str, Any]] = [{"role": "assistant", "content": None}]
+    deltas += [{"content": f"你好🙂{n}"} for n in range(2)]
+    sent = b"".join(chunk(delta) for delta in deltas) + chunk({}, "stop") + b"data: [DONE]\n\n"
+
+    async def byte_by_byte(reply: Reply) -> None:
+        await reply.head(200, (("content-type", "text/event-stream"),))
+        for at in range(len(sent)):
+            await reply.piece(sent[at : at + 1])
+            # So that the next one is not read together with it.
+            await reply.pause(0.01 if sent[at] > 0x7F else 0)
+        await reply.end()
+
+    engine.answer = byte_by_byte
     call = await gateway.call()
     await call.head()
     body = await call.rest()
     call.close()
-    deltas: list[dict[str, Any]] = [{"role": "assistant", "content": None}]
-    deltas += [{"content": f"你好🙂{n}"} for n in range(2)]
-    sent = b"".join(chunk(delta) for delta in deltas) + chunk({}, "stop") + b"data: [DONE]\n\n"
     assert "🙂".encode() in sent
     assert hashlib.sha256(body).digest() == hashlib.sha256(sent).digest()
     assert (await gateway.record())["tokens"] == 2

@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
+from tests.nodes.places import looking_at
 from tests.support import processes
 from tests.support.answers import Stream
 from tests.support.client import Call, chat_body, fetch
-from tests.support.config_file import key_of, write_config
+from tests.support.config_file import LEASE, key_of, write_config
 from tests.support.redis_server import RedisServer
 from tests.support.rig import Rig, rig
 from tests.support.scripted_engine import ScriptedEngine
@@ -34,9 +35,10 @@ def alone(
 
 async def test_sigterm_drains(redis_url: str, engine: ScriptedEngine, tmp_path: Path) -> None:
     """Live streams finish, newcomers go elsewhere, the exit is clean."""
-    async with rig(
-        tmp_path, redis_url, engines=[engine.url], gateways=1, budgets={"drain_ms": 10_000}
-    ) as made:
+    async with (
+        rig(tmp_path, redis_url, engines=[engine.url], gateways=1, budgets={"drain_ms": 10_000}) as made,
+        looking_at(made.configs[0]) as eye,
+    ):
         gateway = made.gateways[0]
         engine.answer = Stream(tokens=5, hold_after=2)
         calls = [await start(gateway.url) for _ in range(3)]
@@ -54,9 +56,17 @@ async def test_sigterm_drains(redis_url: str, engine: ScriptedEngine, tmp_path: 
         assert json.loads(late.body)["error"]["code"] == "draining"
         assert 1 <= int(late.headers["retry-after"]) <= 60
         assert late.headers["connection"] == "close"
-        # Longer than a lease: the streams live on only because their leases are renewed.
-        await asyncio.sleep(3.2)
+        leases = {row.lease for row in await eye.leases()}
+        until = (await eye.counts()).clock + LEASE["ttl_ms"] + LEASE["tick_ms"]
+
+        async def is_over() -> bool:
+            return (await eye.counts()).clock >= until
+
+        await wait_until(is_over, "more than a lease's time passes", 8)
         assert gateway.alive
+        # Their places are still theirs: nobody else may have them while they finish.
+        assert {row.lease for row in await eye.leases()} == leases
+        assert len(leases) == 3
         engine.finish_all()
         for call in calls:
             assert (await call.rest()).endswith(b"data: [DONE]\n\n")

@@ -86,6 +86,11 @@ class Eye:
         reclaimed: int = sum(fields["kind"] == "reclaimed" for _, fields in entries)
         return overdue + reclaimed
 
+    async def reasserted(self) -> set[str]:
+        """Return the leases that Redis had lost, or was robbed of, and was told again."""
+        entries: Any = await self._client.xrange(EVENTS)
+        return {fields["lease"] for _, fields in entries if fields["kind"] == "reasserted"}
+
     async def all_tick(self, replicas: int) -> None:
         """Return when each of so many replicas has ticked since now, and so knows of the others."""
         # Twice: a tick that was under way may have looked before now.
@@ -176,6 +181,8 @@ async def control_arm(rig: Rig, engine: ScriptedEngine, number: int = 0) -> Asyn
             lease = control.headers["tenure-lease"]
             yield eye
             assert lease in {row.lease for row in await eye.leases()}
+            # Nor was it taken away by somebody else's release and told again by the next tick.
+            assert lease not in await eye.reasserted()
             assert await control.next_token() is not None
         await nothing_runs(eye, engine)
         assert await eye.lapsed() == lapsed, "a place came back only because its lease ran out"

@@ -183,6 +183,10 @@ class Call:
         """Leave with FIN (the kernel makes it RST when bytes are unread). Safe to repeat."""
         self.sock.close()
 
+    def vanish(self) -> None:
+        """Be gone without a word: from now on nothing that arrives here is even acknowledged."""
+        sockets.deafen(self.sock)
+
     def half_close(self) -> None:
         """Say that no more will be sent, and go on reading."""
         self.sock.shutdown(socket.SHUT_WR)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import socket
 import struct
 from typing import TYPE_CHECKING, cast
@@ -10,6 +11,10 @@ if TYPE_CHECKING:
     import asyncio
 
 LOOPBACK = "127.0.0.1"
+
+# asm-generic/socket.h; the socket module has no name for it.
+_SO_ATTACH_FILTER = 26
+_DROP_ALL = struct.pack("HBBI", 0x06, 0, 0, 0)  # BPF: return 0 bytes of each packet
 
 
 def listen(port: int = 0, *, backlog: int = 2048, send_buffer: int | None = None) -> socket.socket:
@@ -27,6 +32,13 @@ def listen(port: int = 0, *, backlog: int = 2048, send_buffer: int | None = None
 def reset_on_close(sock: socket.socket) -> None:
     """Make the next close of `sock` send RST instead of FIN, throwing away what was not sent."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+
+def deafen(sock: socket.socket) -> None:
+    """Let the kernel drop every packet for `sock` unseen: it answers nothing, as a machine that vanished."""
+    code = ctypes.create_string_buffer(_DROP_ALL)
+    program = struct.pack("HL", 1, ctypes.addressof(code))
+    sock.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)
 
 
 def abort(transport: asyncio.BaseTransport) -> None:
