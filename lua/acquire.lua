@@ -2,7 +2,8 @@
 --[[
   acquire: grant one permit in every pool of its demand, or stand it in line, or say which pool is full.
 
-  Idempotent: the same lease id, asked for again, gets its first answer while it lives, or its place in line.
+  Idempotent: the same lease id, asked for again, gets its first answer while it lives, or its place in line;
+  its provisional time begins anew.
   Nobody overtakes: those in line who can be granted are granted first. A refusal changes nothing.
   The class is decided here, on the engine's own evidence: warm where an engine is known to hold one of
   the prefixes, cold everywhere else. The first lease is provisional: it is short until the first tick.
@@ -99,6 +100,7 @@ end
 -- @include ticks
 -- @include put
 -- @include stand
+-- @include lengthen
 -- @include fairest
 -- @include dispatch
 
@@ -146,6 +148,7 @@ local function answer()
   if expiry and tonumber(expiry) > fleet.now then
     local number, as, where = unpack(redis.call('HMGET', record, 'grant', 'class', 'engine'))
     if where then
+      lengthen(fleet, lease, tenant, where, provisional_ms)
       return { 'GRANTED', fleet.epoch, tonumber(number) or 0, as, where }
     end
   end

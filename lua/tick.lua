@@ -57,6 +57,7 @@
 -- @include dispatch
 -- @include refresh_line
 -- @include renew
+-- @include lengthen
 -- @include whereabouts
 
 local meta, limits, total, cold, gateways, events, draining =
@@ -169,7 +170,7 @@ local asking = {}
 for i = waiters, #ARGV do
   asking[#asking + 1] = ARGV[i]
 end
-local granted, gone = whereabouts(fleet, asking)
+local granted, gone = whereabouts(fleet, asking, provisional_ms)
 local alive = redis.call('ZCOUNT', gateways, '(' .. fleet.clock, '+inf')
 local reply = { 'TICKED', fleet.epoch, fleet.grant, fleet.now, fleet.learning_ms, alive }
 for _, list in ipairs({ { #missing, #cut / 2, #granted / 4 }, missing, cut, granted, gone }) do

@@ -28,7 +28,7 @@ from services.permits.share import admit
 from services.permits.states import Move, State
 from services.permits.store import Store
 from services.permits.ticker import Ticker
-from services.permits.waiters import News
+from services.permits.waiters import Handed, Waiter
 
 # How long a new request waits for the ticker's verdict after a call to Redis failed. A blip costs nobody
 # an answer; while Redis stays away only the first requests wait at all.
@@ -76,6 +76,11 @@ class Acquirer:
         if isinstance(answer, Full | Learning | Closed):
             permit.move(Move.REFUSE)
             raise self._refusal(demand.fleet, answer)
+        if permit.state is State.LOST:
+            # This process was frozen just here, and the ticker's thread saw it first.
+            permit.close()
+            message = "its lease ran out before the request began"
+            raise self._refused(demand.fleet, Refused("admission_unavailable", message=message))
         return permit
 
     async def _queue(self, permit: Permit) -> Answer | None:
@@ -86,10 +91,10 @@ class Acquirer:
         try:
             while True:
                 # Before the call: the grant may be published before its answer is read.
-                future = waiters.join(fleet, permit.id)
-                answer = await self._ask(permit)
+                waiter = waiters.join(fleet, permit.id)
+                answer = await self._ask(permit, waiter)
                 if isinstance(answer, Queued):
-                    if await self._stand_in_line(permit, future, give_up_s, answer.waiting):
+                    if await self._stand_in_line(permit, waiter, give_up_s, answer.waiting):
                         return answer
                     stood_in_line = True
                 elif stood_in_line and isinstance(answer, Learning) and _learns_until_s(answer) < give_up_s:
@@ -103,10 +108,10 @@ class Acquirer:
         finally:
             waiters.leave(fleet, permit.id)
 
-    async def _ask(self, permit: Permit) -> Answer | None:
+    async def _ask(self, permit: Permit, waiter: Waiter | None = None) -> Answer | None:
         """Ask Redis; None: decided without it. Cancelled, it gives back what Redis grants all the same."""
         try:
-            return await self._ask_twice(permit)
+            return await self._ask_twice(permit, waiter)
         except asyncio.CancelledError:
             self._leave(permit)
             raise
@@ -135,34 +140,46 @@ class Acquirer:
             self._left.add(settled)
             settled.add_done_callback(lambda settled: self._give_up(permit, settled))
 
-    async def _ask_twice(self, permit: Permit) -> Answer:
+    async def _ask_twice(self, permit: Permit, waiter: Waiter | None) -> Answer:
         """Ask once more after a failure that the ticker could mend."""
         try:
-            return await self._ask_once(permit)
+            return await self._ask_once(permit, waiter)
         except OutOfMemory:
             raise
         except Unavailable:
             self._ticker.lanes[permit.fleet].suspect()
             # The same id: if the first call was carried out after all, this one gets its answer.
-            return await self._ask_once(permit)
+            return await self._ask_once(permit, waiter)
 
-    async def _ask_once(self, permit: Permit) -> Answer:
+    async def _ask_once(self, permit: Permit, waiter: Waiter | None) -> Answer:
         fleet = permit.fleet
         await self._verdict(fleet)
         view = self._ticker.view(fleet)
         async with self._turns[fleet]:
             # Redis may have gone while this one waited for its turn.
             await self._verdict(fleet)
-            sent_s = monotonic()
-            answer = await self._store.acquire(permit.demand, lease=permit.id, holder=self._holder)
+            sent_s, answer = await self._call(permit)
+            if self._is_late(answer, sent_s):
+                # The process was frozen. The same id is told whether its lease still lives, and begins anew.
+                sent_s, answer = await self._call(permit)
         self._notice(fleet, view, answer.stamp)
         if isinstance(answer, Granted):
+            if self._is_late(answer, sent_s):
+                raise Unavailable("the answers of Redis come too late")
             self._hold(permit, answer, sent_s, "granted")
+        elif waiter is not None and isinstance(answer, Queued):
+            waiter.still(sent_s, answer.stamp)
         return answer
 
-    async def _stand_in_line(
-        self, permit: Permit, future: "asyncio.Future[News]", give_up_s: float, waiting: int
-    ) -> bool:
+    async def _call(self, permit: Permit) -> tuple[float, Answer]:
+        """Return when the call was sent, too: a lease that it grants begins later."""
+        sent_s = monotonic()
+        return sent_s, await self._store.acquire(permit.demand, lease=permit.id, holder=self._holder)
+
+    def _is_late(self, answer: Answer, sent_s: float) -> bool:
+        return isinstance(answer, Granted) and not self._in_time(sent_s)
+
+    async def _stand_in_line(self, permit: Permit, waiter: Waiter, give_up_s: float, waiting: int) -> bool:
         """Wait for the grant; True: held. False: the line was lost. Raises Refused when patience ends.
 
         `waiting` is how many stood in line when it joined, itself included.
@@ -170,7 +187,17 @@ class Acquirer:
         fleet = permit.fleet
         try:
             async with asyncio.timeout(max(0.0, give_up_s - monotonic())):
-                news = await future
+                news = await waiter.future
+                while isinstance(news, Granted | Handed):
+                    since_s = waiter.granted_since_s(news)
+                    if since_s is not None and self._in_time(since_s):
+                        granted = news.granted if isinstance(news, Handed) else news
+                        self._hold(permit, granted, since_s, "queued")
+                        return True
+                    # The answer to a tick says what holds now, and lengthens what still lives.
+                    waiter.wait_on()
+                    self._ticker.tick_soon(fleet)
+                    news = await waiter.future
         except TimeoutError:
             self._step_out(permit)
             message = f"no place came free in time; {waiting} stood in line when it joined"
@@ -179,18 +206,20 @@ class Acquirer:
         except asyncio.CancelledError:
             self._step_out(permit)
             raise
-        match news:
-            case Granted():
-                # Granted by somebody else's script: as long ago as a tick, when its message was lost.
-                self._hold(permit, news, monotonic() - self._times.tick_ms / 1000, "queued")
-                return True
-            case Cut(reason=reason):
-                self._step_out(permit)
-                raise self._refused(
-                    fleet, Refused("forbidden", message=f"the request was ended while it waited: {reason}")
-                )
-            case _:
-                return False
+        if isinstance(news, Cut):
+            self._step_out(permit)
+            raise self._refused(
+                fleet, Refused("forbidden", message=f"the request was ended while it waited: {news.reason}")
+            )
+        return False
+
+    def _in_time(self, since_s: float) -> bool:
+        """Whether a provisional lease that began at `since_s` or later surely lives until a tick renews it.
+
+        A grant that was held up longer on its way here must not begin: its place may be somebody else's.
+        """
+        left_s = since_s + self._times.provisional_ms / 1000 - monotonic()
+        return left_s >= self._times.tick_ms / 1000 + CALL_S
 
     def _hold(self, permit: Permit, answer: Granted, sent_s: float, outcome: str) -> None:
         permit.granted(answer, deadline_s=sent_s + self._times.provisional_ms / 1000)

@@ -134,7 +134,7 @@ class Lane:
                 self._ticking = False
             self._listener.tick(self.fleet, monotonic() - due_s if due_s else 0.0)
             await self._flush()
-        self._note_up()
+        self.note_up()
 
     async def _flush(self) -> None:
         try:
@@ -153,7 +153,8 @@ class Lane:
             return
         self._woken.clear()
 
-    def _note_up(self) -> None:
+    def note_up(self) -> None:
+        """Note that Redis answers; in the owners' loop that is known before whatever is told there next."""
         self.answers = True
         self._report()
         if not self.up.is_set():

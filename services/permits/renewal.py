@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 import structlog
 
@@ -13,7 +14,10 @@ from services.permits.holdings import Holdings
 from services.permits.model import Cut, FleetPolicy, LeaseTimes, Ticked, Unknown
 from services.permits.permit import Permit
 from services.permits.store import LEASES_PER_TICK_MAX, Store, whole_numbers
-from services.permits.waiters import News, Waiters
+from services.permits.waiters import Handed, News, Waiters
+
+# How often the deadlines of leases are looked at.
+WATCHES_PER_TICK: Final = 4
 
 log = structlog.get_logger(__name__)
 
@@ -61,6 +65,7 @@ class Renewal:
         self.policy = policy
         self.view: FleetView | None = None
         self.due_s = 0.0
+        self._watch_s = times.tick_ms / 1000 / WATCHES_PER_TICK
         self._times = times
         self._store = store
         self._holdings = holdings
@@ -83,11 +88,14 @@ class Renewal:
         await self._see_limits(answer)
 
     def lose_overdue(self) -> None:
-        """Under `lost_lease = "stop"`: give up leases not renewed for one ttl, before a tick revives them."""
+        """Under `lost_lease = "stop"`: end what was not renewed for one ttl, before somebody has its place.
+
+        What would end before the next look is given up at this one: streams must be over by their deadline.
+        """
         if self.policy.lost_lease != "stop":
             return
-        now_s = monotonic()
-        overdue = [permit for permit in self._holdings.of(self.fleet) if now_s > permit.deadline_s]
+        next_look_s = monotonic() + self._watch_s
+        overdue = [permit for permit in self._holdings.of(self.fleet) if next_look_s > permit.deadline_s]
         for permit in overdue:
             self._holdings.remove(permit)
         if overdue:
@@ -113,11 +121,15 @@ class Renewal:
             raise
         self._watch_clock(sent_s, answer)
         self._explain(batch, answer)
+        # A call that was held up may have revived what was given away meanwhile.
+        self.lose_overdue()
+        in_line = set(waiters) - set(answer.granted) - set(answer.gone)
+        self._waiters.still(self.fleet, in_line, sent_s, answer.stamp)
         for permit in batch:
             permit.deadline_s = sent_s + self._times.ttl_ms / 1000
         told: list[tuple[str, News]] = [
             *((lease, Cut(reason)) for lease, reason in answer.cut.items()),
-            *answer.granted.items(),
+            *((lease, Handed(granted, sent_s)) for lease, granted in answer.granted.items()),
             *((lease, Unknown()) for lease in answer.gone),
         ]
         if told:

@@ -28,7 +28,7 @@ from services.permits.model import Cut, FleetPolicy, LeaseTimes
 from services.permits.outbox import Downgrade, Evidence, Release
 from services.permits.permit import Permit
 from services.permits.probe import probe
-from services.permits.renewal import FleetView, Renewal
+from services.permits.renewal import WATCHES_PER_TICK, FleetView, Renewal
 from services.permits.states import Move, State
 from services.permits.store import Store
 from services.permits.waiters import News, Waiters
@@ -235,7 +235,7 @@ class Ticker:
         while True:
             for lane in self.lanes.values():
                 lane.renewal.lose_overdue()
-            await asyncio.sleep(self._times.tick_ms / 4000)
+            await asyncio.sleep(self._times.tick_ms / 1000 / WATCHES_PER_TICK)
 
     async def _say_goodbye(self) -> None:
         goodbyes = (lane.say_goodbye(self._holder) for lane in self.lanes.values())
@@ -262,6 +262,8 @@ class Ticker:
         self._to_owners(_deliver_lost, permits)
 
     def _deliver_news(self, fleet: str, news: list[tuple[str, News]]) -> None:
+        # First: a waiter that lost its place asks again at once, and must not be told that Redis is away.
+        self.lanes[fleet].note_up()
         self._to_owners(self.hear, fleet, news)
 
     def _to_owners(self, call: Callable[..., object], *args: object) -> None:

@@ -32,6 +32,8 @@ TICKS_PER_TTL: Final = 6
 # The first lease must outlive two ticks and the start of a request.
 TICKS_PER_PROVISIONAL: Final = 2
 PROVISIONAL_SLACK_MS: Final = 1_000
+# A request that begins just after a loss is told of by the tick after next.
+TICKS_PER_LEARNING: Final = 2
 
 
 def _no_bool(value: object) -> object:
@@ -95,10 +97,11 @@ class Lease(Section):
                 f"provisional_ms is {self.provisional_ms}, less than {TICKS_PER_PROVISIONAL} ticks of "
                 f"{self.tick_ms} ms and {PROVISIONAL_SLACK_MS} ms; set it to {provisional_least_ms} or more"
             )
-        if self.learning_ms < self.tick_ms:
+        learning_least_ms = TICKS_PER_LEARNING * self.tick_ms
+        if self.learning_ms < learning_least_ms:
             raise ValueError(
-                f"learning_ms is {self.learning_ms}, less than tick_ms ({self.tick_ms}): holders could not "
-                f"re-assert in time; set it to {self.tick_ms} or more"
+                f"learning_ms is {self.learning_ms}, less than {TICKS_PER_LEARNING} ticks of {self.tick_ms} "
+                f"ms: holders could not re-assert in time; set it to {learning_least_ms} or more"
             )
         return self
 

@@ -39,7 +39,7 @@ async def pair(open_gateway: OpenGateway, engine: ScriptedEngine) -> tuple[Gatew
         "tenants": {"acme": None, "zeta": None},
         "budgets": {"queue_ms": 20_000},
         # So long that only the message can have been what told it.
-        "lease": {"tick_ms": 5_000, "ttl_ms": 30_000, "provisional_ms": 20_000, "learning_ms": 5_000},
+        "lease": {"tick_ms": 5_000, "ttl_ms": 30_000, "provisional_ms": 20_000, "learning_ms": 10_000},
     }
     return await open_gateway(**config), await open_gateway(**config)
 

@@ -34,10 +34,33 @@ def test_the_same_id_again_gets_the_same_answer_and_takes_nothing(fleet: RawFlee
     """A reply that was lost on the way must not cost a second place."""
     fleet.set_limits({"total": 1, "cold": 1, "tenant:acme": 1, "engine:e1": 1})
     first = fleet.acquire("a")
-    before = {pool: fleet.pool(pool) for pool in POOLS}
+    before = {pool: set(fleet.pool(pool)) for pool in POOLS}
     assert fleet.acquire("a", engines=("e2", "e1")) == first
-    assert {pool: fleet.pool(pool) for pool in POOLS} == before
+    assert {pool: set(fleet.pool(pool)) for pool in POOLS} == before
     assert fleet.meta("grant") == "1"
+
+
+def test_a_grant_that_is_told_again_lasts_anew(fleet: RawFleet) -> None:
+    """Its gateway counts from before the call that was answered, not from before the one that was lost."""
+    fleet.acquire("a")
+    fleet.acquire("b")
+    fleet.downgrade("b")
+    fleet.advance(TIMES.provisional_ms - SLACK_MS)
+    for lease in "ab":
+        assert fleet.acquire(lease)[0] == "GRANTED"
+    assert set(fleet.pool("cold")) == {"a"}, "what was given back stays so"
+    for pool in POOLS:
+        assert all(
+            until >= fleet.now + TIMES.provisional_ms - SLACK_MS for until in fleet.pool(pool).values()
+        )
+
+
+def test_a_renewed_lease_is_not_cut_short_by_asking_again(fleet: RawFleet) -> None:
+    fleet.acquire("a")
+    fleet.tick(held("a"))
+    before = fleet.pool("total")
+    fleet.acquire("a")
+    assert fleet.pool("total") == before
 
 
 def test_an_id_whose_lease_ran_out_is_asked_for_anew(fleet: RawFleet) -> None:

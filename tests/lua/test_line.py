@@ -50,6 +50,17 @@ def test_the_same_id_again_after_its_grant_gets_the_grant(line: Line) -> None:
     assert line.waiting == {}
 
 
+def test_a_grant_that_a_tick_tells_of_lasts_anew(line: Line) -> None:
+    """Its message was lost, so the gateway can know only now when it must have renewed it."""
+    running = line.run_one()
+    waiting = line.join()
+    line.end(running)
+    line.advance(TIMES.provisional_ms - SLACK_MS)
+    assert set(told(line.tick(waiters=(waiting,))).granted) == {waiting}
+    for pool in ("total", "cold", "tenant:acme", "engine:e1"):
+        assert line.pool(pool)[waiting] >= line.now + TIMES.provisional_ms - SLACK_MS
+
+
 def test_what_a_waiter_wants_can_be_read_in_its_record(line: Line) -> None:
     """An engineer with redis-cli sees who waits, since when, and for what."""
     line.run_one(engines=("e1", "e2"))

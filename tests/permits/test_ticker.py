@@ -226,7 +226,8 @@ async def test_stop_ends_a_stream_by_its_deadline_and_nothing_of_it_comes_back(
         await wait_until(lambda: lost, "the holder was told", 6)
         cause, at_s = lost[0]
         assert cause == "lease_lost"
-        assert permit.deadline_s <= at_s < permit.deadline_s + TIMES.tick_ms / 1000
+        # At the last look before it; how soon the loop hears of that is the machine's business.
+        assert -TIMES.tick_ms / 4000 <= at_s - permit.deadline_s < TIMES.tick_ms / 1000
         assert gate.live() == 0
         # Meanwhile its place ran out and somebody else may have it.
         seen.advance(TIMES.ttl_ms)

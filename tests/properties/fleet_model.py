@@ -70,6 +70,10 @@ class FleetModel:
         self.settle(now)
         if lease in self.places:
             place = self.places[lease]
+            # Told again, it lasts anew; what has been given back, and what ran out, does not come back.
+            until = now + self.times.provisional_ms
+            place.expiry = max(place.expiry, until)
+            place.cold_until = place.cold_until and max(place.cold_until, until)
             return ["GRANTED", place.class_, place.engine]
         if self.learning_until > now:
             return ["LEARNING", self.learning_until - now]

@@ -23,7 +23,7 @@ def config(tmp_path: Path, redis_url: str) -> Path:
         redis_url,
         [{"name": "e1", "url": "http://127.0.0.1:9"}],
         fleet={"total": 100, "cold": 100},
-        lease={"ttl_ms": 1200, "tick_ms": 100, "provisional_ms": 1200, "learning_ms": 100},
+        lease={"ttl_ms": 1200, "tick_ms": 100, "provisional_ms": 1200, "learning_ms": 200},
         reaper={"every_ms": 100},
     )
 

@@ -52,7 +52,7 @@ def test_the_share_is_the_limit_divided_by_the_gateways_rounded_down(gateways: i
     slots=st.integers(0, 20),
     gateways=st.integers(1, 6),
 )
-def test_all_gateways_together_never_exceed_any_limit(
+def test_what_all_gateways_admit_together_never_exceeds_any_limit(
     total: int, cold: int, quota: int, slots: int, gateways: int
 ) -> None:
     limits = {"total": total, "cold": cold, "tenant:acme": quota, "engine:e1": slots, "engine:e2": slots}
@@ -60,6 +60,13 @@ def test_all_gateways_together_never_exceed_any_limit(
     assert gateways * len(permits) <= min(total, cold, quota)
     for engine in ("e1", "e2"):
         assert gateways * sum(permit.engine == engine for permit in permits) <= slots
+
+
+def test_one_that_holds_more_than_its_share_admits_nothing_and_does_not_shut_the_others() -> None:
+    """Nobody can know what the others hold, so together they may run more than the limit for a while."""
+    greedy = admitted(LIMITS, 1, 8)
+    assert isinstance(admit(demand(), view(LIMITS), greedy), Full)
+    assert len(greedy) + len(admitted(LIMITS, 2, 10)) == 12
 
 
 def test_a_refusal_names_the_pool_and_the_share() -> None:

@@ -50,7 +50,7 @@ def test_an_unknown_key_is_refused_with_the_nearest_one(tmp_path: Path, text: st
         ),
         ("[lease]\nttl_ms = 14999", "lease: ttl_ms is 14999, less than 6 ticks"),
         ("[lease]\nprovisional_ms = 5999", "lease: provisional_ms is 5999, less than 2 ticks of 2500 ms"),
-        ("[lease]\nlearning_ms = 2499", "lease: learning_ms is 2499, less than tick_ms (2500)"),
+        ("[lease]\nlearning_ms = 4999", "lease: learning_ms is 4999, less than 2 ticks of 2500 ms"),
         (FLEET + "total = 4\ncold = 5", "fleets.demo: cold is 5, more than total (4); set cold to 4 or less"),
         (
             FLEET + FLEET.replace("fleets.demo", "fleets.two"),

@@ -2,7 +2,8 @@
 --[[
   acquire: grant one permit in every pool of its demand, or stand it in line, or say which pool is full.
 
-  Idempotent: the same lease id, asked for again, gets its first answer while it lives, or its place in line.
+  Idempotent: the same lease id, asked for again, gets its first answer while it lives, or its place in line;
+  its provisional time begins anew.
   Nobody overtakes: those in line who can be granted are granted first. A refusal changes nothing.
   The class is decided here, on the engine's own evidence: warm where an engine is known to hold one of
   the prefixes, cold everywhere else. The first lease is provisional: it is short until the first tick.
@@ -444,6 +445,15 @@ local function stand(fleet, limits, tenant, left)
   end
   return waits
 end
+-- lengthen(fleet, lease, tenant, engine, provisional_ms) -> nothing. a grant that is told again lasts anew
+--
+-- So whoever is told of a grant may rely on it for `provisional_ms` from before its call, however often it
+-- asked. Only places that the lease still has, and none is cut short.
+local function lengthen(fleet, lease, tenant, engine, provisional_ms)
+  for _, pool in ipairs({ 'total', 'cold', 'tenant:' .. tenant, 'engine:' .. engine }) do
+    redis.call('ZADD', fleet.prefix .. 'pool:' .. pool, 'XX', 'GT', fleet.now + provisional_ms, lease)
+  end
+end
 -- fairest(fleet, cap, passed, stuck) -> class, tenant. who is next in line; nil: nobody
 --
 -- Of the warm and, where the cold pool has room, of the cold. Those who are stuck in this script are stepped
@@ -587,6 +597,7 @@ local function answer()
   if expiry and tonumber(expiry) > fleet.now then
     local number, as, where = unpack(redis.call('HMGET', record, 'grant', 'class', 'engine'))
     if where then
+      lengthen(fleet, lease, tenant, where, provisional_ms)
       return { 'GRANTED', fleet.epoch, tonumber(number) or 0, as, where }
     end
   end

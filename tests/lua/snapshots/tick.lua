@@ -554,10 +554,19 @@ local function renew(pool, scored)
   end
   return moved * 2 == #scored
 end
--- whereabouts(fleet, leases) -> granted, gone. what became of those who stood in line, if anything did
+-- lengthen(fleet, lease, tenant, engine, provisional_ms) -> nothing. a grant that is told again lasts anew
+--
+-- So whoever is told of a grant may rely on it for `provisional_ms` from before its call, however often it
+-- asked. Only places that the lease still has, and none is cut short.
+local function lengthen(fleet, lease, tenant, engine, provisional_ms)
+  for _, pool in ipairs({ 'total', 'cold', 'tenant:' .. tenant, 'engine:' .. engine }) do
+    redis.call('ZADD', fleet.prefix .. 'pool:' .. pool, 'XX', 'GT', fleet.now + provisional_ms, lease)
+  end
+end
+-- whereabouts(fleet, leases, provisional_ms) -> granted, gone. what became of those who stood in line
 --
 -- granted has four words for each: lease, class, engine, grant; gone are those whom nothing knows any more.
-local function whereabouts(fleet, leases)
+local function whereabouts(fleet, leases, provisional_ms)
   local granted, gone = {}, {}
   for first = 1, #leases, 500 do
     local some = { unpack(leases, first, math.min(first + 499, #leases)) }
@@ -566,7 +575,9 @@ local function whereabouts(fleet, leases)
     for n, lease in ipairs(some) do
       if expiries[n] and tonumber(expiries[n]) > fleet.now then
         local record = fleet.prefix .. 'lease:' .. lease
-        local class, engine, number = unpack(redis.call('HMGET', record, 'class', 'engine', 'grant'))
+        local facts = redis.call('HMGET', record, 'class', 'engine', 'grant', 'tenant')
+        local class, engine, number, tenant = unpack(facts)
+        lengthen(fleet, lease, tenant or '', engine or '', provisional_ms)
         for _, word in ipairs({ lease, class or 'cold', engine or '', tonumber(number) or 0 }) do
           granted[#granted + 1] = word
         end
@@ -688,7 +699,7 @@ local asking = {}
 for i = waiters, #ARGV do
   asking[#asking + 1] = ARGV[i]
 end
-local granted, gone = whereabouts(fleet, asking)
+local granted, gone = whereabouts(fleet, asking, provisional_ms)
 local alive = redis.call('ZCOUNT', gateways, '(' .. fleet.clock, '+inf')
 local reply = { 'TICKED', fleet.epoch, fleet.grant, fleet.now, fleet.learning_ms, alive }
 for _, list in ipairs({ { #missing, #cut / 2, #granted / 4 }, missing, cut, granted, gone }) do
