@@ -16,7 +16,7 @@ STYLUA   := $(CACHE)/stylua/node_modules/@johnnymorganz/stylua/stylua_lib_node.m
 STYLUA_VERSION := 2.5.2
 
 .DEFAULT_GOAL := help
-.PHONY: help up test coverage check soak bench format clean \
+.PHONY: help up test coverage check model soak bench format clean \
         check-format check-lint check-types check-imports check-spelling check-lua check-lua-style
 
 help: ## show this list
@@ -30,6 +30,9 @@ test: $(VENV)/.installed-dev ## run the whole test suite against a real redis-se
 
 coverage: $(VENV)/.installed-dev ## run the tests and show the lines that none of them reached
 	@$(BIN)/python -m pytest -n $(JOBS) --maxprocesses 8 --dist loadfile --cov --cov-report=term $(ARGS)
+
+model: $(VENV)/.installed-dev ## let spin look at every history of models/lease.pml; needs spin and gcc
+	@$(BIN)/python -m pytest -n 0 -q -s tests/model $(ARGS)
 
 check: check-format check-lint check-types check-imports check-spelling check-lua check-lua-style ## format, lint, types, import layers, Lua
 
