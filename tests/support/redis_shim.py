@@ -24,6 +24,7 @@ READ_BYTES = 65536
 # pass: forward. blackhole: connections open, bytes vanish. stall: bytes are kept back and delivered once
 # healthy again, as TCP does after a short partition. refuse: connecting is refused, what was open is reset.
 Mode = Literal["pass", "blackhole", "stall", "refuse"]
+_NOT_YET = object()
 # cut: the reply is thrown away and the connection reset. hang: the reply and all later ones never come.
 # error: the request never reaches Redis, `reply` is answered in its place.
 Harm = Literal["cut", "hang", "error"]
@@ -173,11 +174,26 @@ class RedisShim(Instrument):
             link.ended.set()
 
 
-def _commands_in(data: bytes) -> int:
-    """Count the whole commands in what a client wrote at once: each gets an answer."""
-    reader = hiredis.Reader(notEnoughData=None)
-    reader.feed(data)
-    return sum(1 for _ in iter(reader.gets, None))
+def _whole_commands(data: bytes) -> tuple[list[bytes], bytes]:
+    """Split what a client wrote into commands (arrays of bulk strings), and what has come of the next one."""
+    commands, start = [], 0
+    while (end := _end_of_command(data, start)) is not None:
+        commands.append(data[start:end])
+        start = end
+    return commands, data[start:]
+
+
+def _end_of_command(data: bytes, start: int) -> int | None:
+    line_end = data.find(b"\r\n", start)
+    if line_end < 0:
+        return None
+    at = line_end + 2
+    for _ in range(int(data[start + 1 : line_end])):
+        line_end = data.find(b"\r\n", at)
+        if line_end < 0:
+            return None
+        at = line_end + 2 + int(data[at + 1 : line_end]) + 2
+    return at if at <= len(data) else None
 
 
 class _Link:
@@ -188,7 +204,10 @@ class _Link:
         self.lost_bytes = False
         self._shim = shim
         self._reader, self._writer = reader, writer
-        self._asked = b""
+        self._part = b""
+        self._unanswered = 0
+        self._all_answered = asyncio.Event()
+        self._all_answered.set()
         self._harm: Harm | None = None
 
     def reset(self) -> None:
@@ -223,26 +242,37 @@ class _Link:
                 continue
             if self._shim.delay_s:
                 await asyncio.sleep(self._shim.delay_s)
-            self._asked += data
-            fault = self._shim.take(self._asked)
-            if fault is not None and fault.harm == "error":
-                self._asked = b""
-                self._writer.write(fault.reply * _commands_in(data))
-                continue
-            if fault is not None:
-                self._harm = fault.harm
-            upstream.write(data)
-            await upstream.drain()
+            commands, self._part = _whole_commands(self._part + data)
+            for command in commands:
+                await self._request(command, upstream)
+
+    async def _request(self, command: bytes, upstream: asyncio.StreamWriter) -> None:
+        fault = self._shim.take(command)
+        if fault is not None and fault.harm == "error":
+            # In its turn: a client counts on replies in the order of its commands.
+            await self._all_answered.wait()
+            self._writer.write(fault.reply)
+            return
+        if fault is not None:
+            self._harm = fault.harm
+        self._unanswered += 1
+        self._all_answered.clear()
+        upstream.write(command)
+        await upstream.drain()
 
     async def _replies(self, from_redis: asyncio.StreamReader) -> None:
+        replies = hiredis.Reader(notEnoughData=_NOT_YET)
         while data := await from_redis.read(READ_BYTES):
             if self._harm == "cut":
                 self.reset()
                 return
             if self._harm == "hang" or not await self._passes():
                 continue
-            self._asked = b""
             self._writer.write(data)
+            replies.feed(data)
+            self._unanswered -= sum(1 for _ in iter(replies.gets, _NOT_YET))
+            if self._unanswered <= 0:
+                self._all_answered.set()
             await self._writer.drain()
 
     async def _passes(self) -> bool:
