@@ -16,7 +16,7 @@ STYLUA   := $(CACHE)/stylua/node_modules/@johnnymorganz/stylua/stylua_lib_node.m
 STYLUA_VERSION := 2.5.2
 
 .DEFAULT_GOAL := help
-.PHONY: help up test coverage check model soak bench format clean \
+.PHONY: help up test coverage check audit model soak bench format clean \
         check-format check-lint check-types check-imports check-spelling check-lua check-lua-style
 
 help: ## show this list
@@ -41,6 +41,9 @@ soak: $(VENV)/.installed-dev ## mixed load under random faults, and a ledger: ma
 
 bench: $(VENV)/.installed-dev ## measure, and print a table
 	@$(BIN)/python -m bench $(ARGS)
+
+audit: $(VENV)/.installed-dev ## look up known vulnerabilities of what is installed
+	@$(BIN)/python .ci/audit.py
 
 format: $(VENV)/.installed-dev ## write Python and Lua the way `make check` wants them
 	@$(BIN)/ruff format .

@@ -5,6 +5,7 @@ import sys
 
 from services.cli.app import app
 from services.cli.failure import Failure, WrongUsage
+from services.cli.plain import plain
 from services.permits.errors import PermitError
 from services.settings.load import SettingsError
 
@@ -14,7 +15,7 @@ def main() -> None:
     try:
         app(obj=os.environ)
     except (Failure, WrongUsage, PermitError, SettingsError) as error:
-        sys.stderr.write(f"tenure: {' '.join(str(error).split())}\n")
+        sys.stderr.write(f"tenure: {plain(' '.join(str(error).split()))}\n")
         sys.exit(2 if isinstance(error, WrongUsage) else 1)
 
 

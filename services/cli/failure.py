@@ -27,6 +27,13 @@ def why(error: BaseException) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
+def without_secrets(url: str) -> str:
+    """Return a Redis URL that still leads there, without user, password and options."""
+    scheme, _, rest = url.partition("?")[0].partition("://")
+    place, slash, path = rest.partition("/")
+    return f"{scheme}://{place.rpartition('@')[2]}{slash}{path}"
+
+
 def address(url: str) -> str:
     """Return where a Redis URL leads, without user and password."""
     return str(read_address(url))

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from services.cli.embedded import Embedded
+from services.cli.failure import without_secrets
 from services.cli.place import Place, shown
 from services.cli.plan import Plan
 from services.cli.shown import print_json, print_line
@@ -83,7 +84,7 @@ def _view(started: Started) -> dict[str, Any]:
         ],
         "reaper": {"url": plan.reaper.url, "pid": pids["reaper"]},
         "engine": {"url": plan.engine.url, "pid": pids["engine"]} if plan.engine else None,
-        "redis": {"url": started.settings.redis.url, "pid": pids.get("redis")},
+        "redis": {"url": without_secrets(started.settings.redis.url), "pid": pids.get("redis")},
         "key": plan.key or None,
         "model": plan.model,
         "config": str(started.place.config),

@@ -8,6 +8,8 @@ from typing import Any, Final
 from rich.console import Console
 from rich.table import Table
 
+from services.cli.plain import plain
+
 # Into a pipe or a file nothing is cut off: a row is one line, however long.
 _PIPE_COLUMNS: Final = 1000
 
@@ -28,13 +30,13 @@ def print_rows(columns: Sequence[str], rows: Sequence[Mapping[str, Any]], *, emp
         numeric = all(isinstance(row[column], int | float) for row in rows)
         table.add_column(column, justify="right" if numeric else "left", overflow="fold")
     for row in rows:
-        table.add_row(*(str(row[column]) for column in columns))
+        table.add_row(*(plain(str(row[column])) for column in columns))
     console.print(table)
 
 
 def print_line(text: str) -> None:
-    """Print one line as it is."""
-    sys.stdout.write(text + "\n")
+    """Print one line."""
+    sys.stdout.write(plain(text) + "\n")
     sys.stdout.flush()
 
 

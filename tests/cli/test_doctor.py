@@ -46,6 +46,23 @@ async def test_a_healthy_installation_has_nothing_to_fix(
     assert "PROBLEM" not in done.stdout
 
 
+async def test_a_terminal_obeys_nothing_that_an_engine_says(
+    tenure: Tenure, tmp_path: Path, redis_url: str
+) -> None:
+    """A model may be named like an order to the terminal, or so that it hides what comes before it."""
+    named = "\x1b]0;owned\x07\u202edemo\x9b31m"
+    process = processes.simulated_engine(tmp_path, "--model", named)
+    try:
+        await process.ready()
+        config = write_config(tmp_path, redis_url, [process.url])
+        await begin_without_learning(config)
+        done = await tenure("doctor", "--config", str(config))
+    finally:
+        await process.end()
+    assert "answers: \\x1b]0;owned\\x07\\u202edemo\\x9b31m" in done.stdout
+    assert not set(done.stdout) & set("\x1b\x07\u202e\x9b")
+
+
 async def test_every_problem_is_listed_at_once(
     tenure: Tenure, tmp_path: Path, spare_redis: SpareRedis
 ) -> None:

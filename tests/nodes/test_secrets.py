@@ -14,9 +14,10 @@ from tests.support.answers import Dies, Stream, Whole, failure
 from tests.support.client import CHAT, Call, HungUpError, chat_body, fetch
 from tests.support.config_file import key_of
 from tests.support.rig import Rig, rig
+from tests.support.secrets import assert_no_secret, redis_content
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable
+    from collections.abc import AsyncIterator
     from pathlib import Path
 
     from tests.support.redis_server import RedisServer
@@ -57,39 +58,6 @@ async def locked_engine(folder: Path, redis_url: str, engine: ScriptedEngine) ->
         budgets={"first_token_ms": 600, "total_ms": 3000},
     ) as started:
         yield started
-
-
-def forms_of(secret: str) -> list[bytes]:
-    """Return the secret as it could turn up: plain, in base64 at any offset and alphabet, quoted."""
-    plain = secret.encode()
-    found = {plain, quote(secret, safe="").encode()}
-    for encode in (base64.b64encode, base64.urlsafe_b64encode):
-        for shift in range(3):
-            # Without the ends, which depend on the neighbours.
-            found.add(encode(b"\0" * shift + plain)[4:-4])
-    return sorted(found)
-
-
-def assert_no_secret(where: str, content: bytes, secrets: Iterable[str] = SECRETS) -> None:
-    for secret in secrets:
-        for form in forms_of(secret):
-            assert form not in content, f"{form!r} in {where}"
-
-
-def redis_content(server: RedisServer) -> bytes:
-    """Return every key of Redis with its whole value."""
-    parts: list[Any] = []
-    for key in server.cli("KEYS", "*"):
-        read = {
-            "string": ("GET", key),
-            "hash": ("HGETALL", key),
-            "set": ("SMEMBERS", key),
-            "zset": ("ZRANGE", key, 0, -1),
-            "list": ("LRANGE", key, 0, -1),
-            "stream": ("XRANGE", key, "-", "+"),
-        }[server.cli("TYPE", key)]
-        parts += [key, server.cli(*read)]
-    return repr(parts).encode()
 
 
 def requests() -> list[dict[str, Any]]:
@@ -158,12 +126,12 @@ async def test_no_key_is_in_any_log_metric_answer_or_key_of_redis(
         *("completed", "engine_error", "first_token_timeout"),
         *("invalid_api_key", "unknown_model", "bad_request"),
     }
-    assert_no_secret("Redis", content)
+    assert_no_secret("Redis", content, SECRETS)
     for name, answer in answers:
         # A caller's own model name may be quoted to the caller, cut short; its key is no model of ours.
         assert_no_secret(f"an answer ({name})", answer, (WRONG, ENGINE_KEY, PROMPT))
     for log in tmp_path.glob("*.log"):
-        assert_no_secret(log.name, log.read_bytes())
+        assert_no_secret(log.name, log.read_bytes(), SECRETS)
 
 
 async def _answer(url: str, request: dict[str, Any]) -> bytes:

@@ -60,7 +60,7 @@ class Process:
             self._popen = subprocess.Popen(
                 [sys.executable, *command],
                 cwd=folder,
-                env={**_clean_environment(), "PYTHONPATH": str(root), **(environment or {})},
+                env={**clean_environment(), "PYTHONPATH": str(root), **(environment or {})},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -179,7 +179,7 @@ def _with_port(
     return Process(folder, name, *command, url=f"http://127.0.0.1:{port}", **how)
 
 
-def _clean_environment() -> Mapping[str, str]:
+def clean_environment() -> Mapping[str, str]:
     """Return our environment without settings of the product, which would reach past the config file."""
     handed_on = dict(os.environ)  # noqa: TID251
     ours = {name: value for name, value in handed_on.items() if not name.startswith("TENURE_")}

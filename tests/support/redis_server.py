@@ -5,7 +5,9 @@ import shutil
 import signal
 import socket
 import subprocess
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
@@ -168,3 +170,24 @@ class RedisServer:
             unix_socket_path=str(self.socket_path), password=self._password, decode_responses=True
         ) as client:
             return client.execute_command(*args)
+
+    @contextmanager
+    def monitor(self) -> Iterator[bytearray]:
+        """Yield what grows by every command that comes while the block runs, as MONITOR shows it."""
+        seen = bytearray()
+        with socket.socket(socket.AF_UNIX) as line:
+            line.connect(str(self.socket_path))
+            line.sendall(b"MONITOR\r\n")
+            reading = threading.Thread(target=_keep, args=(line, seen), daemon=True)
+            reading.start()
+            wait_until_sync(lambda: seen.startswith(b"+OK"), "the monitor runs")
+            try:
+                yield seen
+            finally:
+                line.shutdown(socket.SHUT_RDWR)
+                reading.join()
+
+
+def _keep(line: socket.socket, seen: bytearray) -> None:
+    while data := line.recv(65536):
+        seen.extend(data)

@@ -7,6 +7,8 @@ from typing import Final, Literal
 
 from rich.text import Text
 
+from services.cli.plain import plain
+
 # From this share on a pool is nearly full.
 _NEARLY: Final = 0.8
 _MS_PER_S: Final = 1000
@@ -40,6 +42,7 @@ class Column:
 
 def cell(text: str, width: int, signs: Signs, side: Literal["left", "right"] = "left") -> str:
     """Return `text` in exactly `width` cells; what is too long shows its cut."""
+    text = plain(text)
     if len(text) > width:
         text = text[: max(0, width - 1)] + signs.cut[:width]
     return text.rjust(width) if side == "right" else text.ljust(width)
@@ -47,6 +50,7 @@ def cell(text: str, width: int, signs: Signs, side: Literal["left", "right"] = "
 
 def middle(text: str, width: int, signs: Signs) -> str:
     """Return both ends of a long id: the front says whose it is, the back tells it from the others."""
+    text = plain(text)
     if len(text) <= width:
         return text.ljust(width)
     front = (width - 1) // 2
