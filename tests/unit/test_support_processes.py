@@ -73,14 +73,14 @@ def test_a_config_is_read_back_as_asked(tmp_path: Path) -> None:
         ["http://127.0.0.1:9", {"url": "http://127.0.0.1:10", "name": "e2", "slots": 2}],
         fleet={"total": 7, "lost_lease": "stop", "budgets": {"idle_ms": 77}},
         tenants={"acme": 3, "bravo": None},
-        lease={"learning_ms": 600},
+        lease={"learning_ms": 1200},
         admin={"token": 'a"b\\c'},
     )
     settings = load(path, {})
     fleet = settings.fleets[FLEET]
     assert [(engine.name, engine.slots) for engine in fleet.engines] == [("127.0.0.1:9", 64), ("e2", 2)]
     assert (fleet.total, fleet.lost_lease, fleet.budgets.idle_ms) == (7, "stop", 77)
-    assert (settings.lease.ttl_ms, settings.lease.learning_ms) == (3000, 600)
+    assert (settings.lease.ttl_ms, settings.lease.learning_ms) == (3000, 1200)
     assert settings.tenants["acme"].quotas == {FLEET: 3}
     assert settings.tenants["bravo"].quotas == {}
     assert settings.admin.token == 'a"b\\c'
