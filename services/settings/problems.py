@@ -10,6 +10,9 @@ from pydantic_core import ErrorDetails
 _SHOWN_CHARS: Final = 60
 # Their values are secrets, or may hold one.
 _NEVER_SHOWN: Final = frozenset({"token", "api_key", "url", "keys_sha256"})
+# A plain value where one with parts is needed: it was meant for one of the parts, perhaps for a secret one.
+_NEEDS_TABLE: Final = frozenset({"model_type", "model_attributes_type", "dict_type"})
+_NEEDS_LIST: Final = frozenset({"tuple_type", "list_type"})
 
 
 class SettingsError(ValueError):
@@ -74,6 +77,10 @@ def _said(detail: ErrorDetails, model: type[BaseModel]) -> str:
         return "is missing; it has no default"
     if kind == "string_pattern_mismatch" and "keys_sha256" in detail["loc"]:
         return 'not a SHA-256 in 64 hex digits; make one with: printf %s "$KEY" | sha256sum'
+    if kind in _NEEDS_TABLE:
+        return "must be a table of named values"
+    if kind in _NEEDS_LIST:
+        return "must be a list"
     message = detail["msg"].removeprefix("Value error, ")
     message = message[0].lower() + message[1:]
     shown = isinstance(value, str | int | float) and not _NEVER_SHOWN.intersection(detail["loc"])
