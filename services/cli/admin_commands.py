@@ -87,14 +87,15 @@ def events(
     fleet: OneFleet = None,
     after: Annotated[str | None, typer.Option("--after", help="Those that follow this id.")] = None,
     most: Annotated[int, typer.Option("--limit", min=1, max=1000, help="So many.")] = 50,
+    ends: Annotated[bool, typer.Option("--ends/--no-ends", help="Also how each request ended.")] = True,
     redis_url: RedisUrl = None,
     as_json: Json = False,
 ) -> None:
-    """Show what happened, the newest: reclaims, revokes, changes of limits, tenants and keys."""
+    """Show what happened, the newest: ends, reclaims, revokes, changes of limits, tenants and keys."""
     from services.cli.requests import show_events
 
     settings = settings_of(context, config, redis_url)
-    asyncio.run(show_events(settings, fleet=fleet, after=after, most=most, as_json=as_json))
+    asyncio.run(show_events(settings, fleet=fleet, after=after, most=most, ends=ends, as_json=as_json))
 
 
 def top(

@@ -54,14 +54,14 @@ async def show_gateways(settings: Settings, *, as_json: bool) -> None:
 
 
 async def show_events(
-    settings: Settings, *, fleet: str | None, after: str | None, most: int, as_json: bool
+    settings: Settings, *, fleet: str | None, after: str | None, most: int, ends: bool, as_json: bool
 ) -> None:
     """Print events, the oldest first: those that follow `after`, or the newest ones when it is None."""
     async with administer(settings) as admin:
         if after is None:
-            events = [*reversed(await admin.newest_events(fleet, most))]
+            events = [*reversed(await admin.newest_events(fleet, most, ends=ends))]
         else:
-            events = [*(await admin.events(fleet, after, most)).items]
+            events = [*(await admin.events(fleet, after, most, ends=ends)).items]
     if as_json:
         print_json({"events": events, "cursor": events[-1]["id"] if events else after or "0"})
         return

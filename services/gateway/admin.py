@@ -203,8 +203,10 @@ class AdminApi:
             str, Query(pattern=r"^[0-9]{1,15}(-[0-9]{1,15})?$", description="The `after` of the page before")
         ] = "0",
         limit: Limit = 100,
+        *,
+        ends: Annotated[bool, Query(description="Whether to list also how each request ended")] = True,
     ) -> m.EventsAnswer:
-        """List reclaims, changes and revokes after an event: who, what, when, old and new value."""
-        page = await self._desk.ask(lambda admin: admin.events(fleet, after, limit))
+        """List ends, reclaims, changes and revokes after an event: who, what, when, old and new value."""
+        page = await self._desk.ask(lambda admin: admin.events(fleet, after, limit, ends=ends))
         events = [m.Event.model_validate(event) for event in page.items]
         return m.EventsAnswer(events=events, after=page.cursor)

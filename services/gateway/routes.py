@@ -83,6 +83,8 @@ class DataPlane:
             await farewell(trip, send)
         finally:
             trip.close()
+            if trip.permit is not None and trip.reason is not None:
+                self._gate.ended(trip.permit, trip.reason)
 
     async def _read(self, trip: Trip, receive: Receive) -> EngineRequest:
         head = trip.head

@@ -1,6 +1,6 @@
 """What a person may look at while traffic flows. Writes nothing."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Final
 
 from services.permits.admin_checks import PAGE_MAX, check_after, check_number
@@ -95,41 +95,47 @@ class AdminViews:
     # --- history
 
     async def events(
-        self, fleet: str | None = None, after: str = "0", limit: int = 100
+        self, fleet: str | None = None, after: str = "0", limit: int = 100, *, ends: bool = True
     ) -> Page[dict[str, str | int]]:
         """Return the oldest events after `after`, of one fleet or of everything.
 
-        `cursor` is the next `after`. No page ends between two events of one id, so following it misses none.
+        With `ends` also how requests ended. `cursor` is the next `after`. No page ends between two events of
+        one id, so following it misses none.
         """
         check_after(after)
         limit = check_number("limit", limit, 1, PAGE_MAX)
         found = [
             (*_order(event_id), one, event_id, fields)
-            for one in await self._streams(fleet)
-            for event_id, fields in await self._store.events_after(one, after, limit)
+            for one, stream in await self._streams(fleet, ends=ends)
+            for event_id, fields in await self._store.events_after(stream, after, limit)
         ]
-        found.sort(key=lambda entry: (entry[0], entry[1], entry[2] or ""))
+        found.sort(key=lambda entry: (entry[0], entry[1], entry[2]))
         while limit < len(found) and found[limit][:2] == found[limit - 1][:2]:
             limit += 1
         page = [_event(event_id, one, fields) for _, _, one, event_id, fields in found[:limit]]
         return Page(page, str(page[-1]["id"]) if page else after)
 
-    async def newest_events(self, fleet: str | None = None, limit: int = 100) -> list[dict[str, str | int]]:
+    async def newest_events(
+        self, fleet: str | None = None, limit: int = 100, *, ends: bool = True
+    ) -> list[dict[str, str | int]]:
         """Return the newest events of one fleet or of everything, the newest first."""
         limit = check_number("limit", limit, 1, PAGE_MAX)
         found = [
             (_order(event_id), _event(event_id, one, fields))
-            for one in await self._streams(fleet)
-            for event_id, fields in await self._store.newest_events(one, limit)
+            for one, stream in await self._streams(fleet, ends=ends)
+            for event_id, fields in await self._store.newest_events(stream, limit)
         ]
         found.sort(key=lambda entry: entry[0], reverse=True)
         return [event for _, event in found[:limit]]
 
-    async def _streams(self, fleet: str | None) -> Sequence[str | None]:
+    async def _streams(self, fleet: str | None, *, ends: bool) -> list[tuple[str, str]]:
+        """Return the streams to read, each with the fleet whose it is; "" for that of tenants and keys."""
         if fleet is not None:
             await self._known(fleet)
-            return (fleet,)
-        return (*await self._store.fleets(), None)
+        fleets = await self._store.fleets() if fleet is None else [fleet]
+        keys = [(one, self._store.keys(one)) for one in fleets]
+        streams = [(one, of.events) for one, of in keys] + [(one, of.ends) for one, of in keys if ends]
+        return streams if fleet is not None else [*streams, ("", self._store.shared.events)]
 
     async def _known(self, fleet: str) -> None:
         fleets = await self._store.fleets()
@@ -157,7 +163,7 @@ def _order(event_id: str) -> tuple[int, int]:
     return int(at_ms), int(number or 0)
 
 
-def _event(event_id: str, fleet: str | None, fields: Event) -> dict[str, str | int]:
-    ours: dict[str, str | int] = {"id": event_id, "at": _order(event_id)[0], "fleet": fleet or ""}
+def _event(event_id: str, fleet: str, fields: Event) -> dict[str, str | int]:
+    ours: dict[str, str | int] = {"id": event_id, "at": _order(event_id)[0], "fleet": fleet}
     # Anybody may write into a stream; nothing in it may pass for its place in it.
     return {**ours, "kind": "", **fields, **ours}

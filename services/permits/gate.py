@@ -105,6 +105,13 @@ class Gate:
         """Note what the permit's engine reported: prefix hash -> was served from its cache."""
         self._ticker.witness(permit.fleet, permit.engine, prefixes)
 
+    def ended(self, permit: Permit, reason: str) -> None:
+        """Note why the permit's work ended, for the event stream: it gets there with the next tick.
+
+        Called once, at any time after the work. A process that is killed before that tick tells nobody.
+        """
+        self._ticker.ended(permit, reason)
+
     async def count(self, fleet: str, tenants: Sequence[str] = (), engines: Sequence[str] = ()) -> Counts:
         """Count live leases now; raises Unavailable."""
         return await unhurt(self._store.count(fleet, tenants, engines))

@@ -52,6 +52,11 @@ class FleetKeys:
         return self._key("events")
 
     @property
+    def ends(self) -> str:
+        """Stream: how requests ended; capped."""
+        return self._key("ends")
+
+    @property
     def draining(self) -> str:
         """Set: holders that were told to drain."""
         return self._key("draining")

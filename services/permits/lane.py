@@ -9,19 +9,24 @@ how it looks from there; `wake` and `tick_soon` may be called from any thread, a
 
 import asyncio
 import random
+from collections import deque
 from collections.abc import Callable
 from typing import Final
 
 import structlog
 
 from services.permits.clock import monotonic
-from services.permits.errors import Unavailable
+from services.permits.errors import OutOfMemory, Unavailable
 from services.permits.events import Listener
 from services.permits.flush import flush_next, freed_of, tell_freed
-from services.permits.model import LeaseTimes
+from services.permits.model import Ended, LeaseTimes
 from services.permits.outbox import Outbox
 from services.permits.renewal import Renewal
 from services.permits.store import Store
+
+# Of how requests ended: what is kept until Redis has it, and what one call carries.
+ENDS_MAX: Final = 5_000
+ENDS_PER_CALL_MAX: Final = 500
 
 # Between attempts while Redis is away: soon enough to recover within a second, too slow to hammer.
 RETRY_S: Final = (0.05, 0.5)
@@ -46,6 +51,8 @@ class Lane:
         self.fleet = renewal.fleet
         self.renewal = renewal
         self.outbox = Outbox(self.wake)
+        # What people may look at, told after each tick; the oldest is forgotten when there are too many.
+        self.ends: deque[Ended] = deque(maxlen=ENDS_MAX)
         self.up = asyncio.Event()
         self.down_since_s: float | None = None
         # As seen here: None before the first attempt.
@@ -116,6 +123,7 @@ class Lane:
         """Tell what is left, and that this holder is gone; raises what went wrong."""
         await self._flush()
         await self._store.forget(self.fleet, holder)
+        await self._tell_ends()
 
     async def _round(self) -> None:
         await self._flush()
@@ -134,6 +142,7 @@ class Lane:
                 self._ticking = False
             self._listener.tick(self.fleet, monotonic() - due_s if due_s else 0.0)
             await self._flush()
+            await self._tell_ends()
         self.note_up()
 
     async def _flush(self) -> None:
@@ -143,6 +152,19 @@ class Lane:
                     self._to_owners(tell_freed, freed, monotonic())
         finally:
             self._report()
+
+    async def _tell_ends(self) -> None:
+        """Write down how requests ended since the last time; they wait when Redis does not answer."""
+        ends = self.ends
+        while told := [ends.popleft() for _ in range(min(len(ends), ENDS_PER_CALL_MAX))]:
+            try:
+                await self._store.ended(self.fleet, told)
+            except OutOfMemory:
+                continue  # forgotten: Redis needs what it has for leases
+            except BaseException:
+                room = ENDS_MAX - len(ends)
+                ends.extendleft(reversed(told[-room:] if room else []))
+                raise
 
     async def _idle(self) -> None:
         """Wait until something is due or somebody wakes us."""

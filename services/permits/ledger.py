@@ -64,21 +64,17 @@ class Ledger(ScriptCaller):
         lines = await self._send("inspect", self._named(fleet), {"most": len(ids)}, ids)
         return [lease_row(line) for line in lines]
 
-    async def events_after(self, fleet: str | None, after: str, limit: int) -> list[tuple[str, Event]]:
-        """Return (id, fields) of the oldest events after `after`: a fleet's, or None: of tenants and keys."""
-        call = self._client.xrange(self._stream(fleet), f"({after}", "+", limit)
+    async def events_after(self, stream: str, after: str, limit: int) -> list[tuple[str, Event]]:
+        """Return (id, fields) of the oldest events after `after` in the stream of that key."""
+        call = self._client.xrange(stream, f"({after}", "+", limit)
         entries: list[tuple[str, Event]] = await self._plain(call)
         return entries
 
-    async def newest_events(self, fleet: str | None, limit: int) -> list[tuple[str, Event]]:
+    async def newest_events(self, stream: str, limit: int) -> list[tuple[str, Event]]:
         """Return (id, fields) of the newest events, the newest first."""
-        entries: list[tuple[str, Event]] = await self._plain(
-            self._client.xrevrange(self._stream(fleet), "+", "-", limit)
-        )
+        call = self._client.xrevrange(stream, "+", "-", limit)
+        entries: list[tuple[str, Event]] = await self._plain(call)
         return entries
-
-    def _stream(self, fleet: str | None) -> str:
-        return self.shared.events if fleet is None else self.keys(fleet).events
 
     def _people(self) -> Mapping[str, Any]:
         return {"keys": self.shared.keys, "tenants": self.shared.tenants, "events": self.shared.events}

@@ -168,6 +168,15 @@ class Gone:
 
 
 @dataclass(frozen=True, slots=True)
+class Ended:
+    """Why the work of one lease ended, for people."""
+
+    lease: str
+    tenant: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Reclaim:
     """A lease that was taken back from a holder that stopped renewing it."""
 

@@ -144,6 +144,7 @@ REPLIES: Final[Mapping[str, Mapping[str, Callable[[list[Any]], Any]]]] = {
     "set_tenant": {"KEYED": _number_last, "UNKNOWN": _unknown},
     "set_key": {"KEYED": _number_last, "UNKNOWN": _unknown},
     "drain": {"DRAINING": _number_last, "UNKNOWN": _unknown},
+    "ended": {"NOTED": _number_last},
 }
 
 

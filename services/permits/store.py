@@ -16,6 +16,7 @@ from services.permits.model import (
     Answer,
     Counts,
     Demand,
+    Ended,
     Full,
     Gone,
     Held,
@@ -97,6 +98,12 @@ class Store(Ledger):
         """Move a live lease to the least loaded of `engines`; returns its name, Full, or None when gone."""
         named = self._named(fleet, record=self.keys(fleet).lease(lease))
         answer: str | Full | None = await self._run("move", named, {"lease": lease}, engines)
+        return answer
+
+    async def ended(self, fleet: str, ends: Iterable[Ended]) -> int:
+        """Write down how requests ended; returns how many. May raise OutOfMemory."""
+        rest = [word for end in ends for word in (end.lease, end.tenant, end.reason)]
+        answer: int = await self._run("ended", {"ends": self.keys(fleet).ends}, {}, rest)
         return answer
 
     async def witness(self, fleet: str, engine: str, prefixes: Mapping[str, bool]) -> int:

@@ -24,7 +24,7 @@ from services.permits.errors import Unavailable, Unusable
 from services.permits.events import Listener
 from services.permits.holdings import Holdings
 from services.permits.lane import Lane
-from services.permits.model import Cut, FleetPolicy, LeaseTimes
+from services.permits.model import Cut, Ended, FleetPolicy, LeaseTimes
 from services.permits.outbox import Downgrade, Evidence, Release
 from services.permits.permit import Permit
 from services.permits.probe import probe
@@ -164,6 +164,10 @@ class Ticker:
     def witness(self, fleet: str, engine: str, prefixes: Mapping[str, bool]) -> None:
         """Note an engine's report."""
         self.lanes[fleet].outbox.append(Evidence(fleet, engine, prefixes, monotonic()))
+
+    def ended(self, permit: Permit, reason: str) -> None:
+        """Let people see why its work ended."""
+        self.lanes[permit.fleet].ends.append(Ended(permit.id, permit.tenant, reason))
 
     # --- the thread
 

@@ -11,7 +11,7 @@ import pytest
 from services.permits.connect import connect
 from services.permits.errors import Unusable
 from services.permits.keys import FleetKeys
-from services.permits.model import Demand, Gone, Held
+from services.permits.model import Demand, Ended, Gone, Held
 from services.permits.replies import REPLIES
 from services.permits.scripts import LUA_DIR, Header, Script, compose, load
 from services.permits.store import Store
@@ -187,6 +187,7 @@ CALLS: Final[dict[str, Callable[[Store], Awaitable[Any]]]] = {
     "seed_keys": lambda store: store.seed_keys({"aa": "acme"}),
     "revoke": lambda store: store.revoke("f", lease="g1~a1~1", reason="revoked", who="test"),
     "line": lambda store: store.line("f"),
+    "ended": lambda store: store.ended("f", [Ended("g1~a1~1", "acme", "completed")]),
     "drain": lambda store: store.drain("f", HOLDER, who="test"),
     "set_tenant": lambda store: store.set_tenant("acme", who="test", mode="add"),
     "set_key": lambda store: store.set_key("acme", "a" * 64, who="test", last4="wxyz"),

@@ -34,6 +34,7 @@ LIMITS: Final = f"tenure:{{{FLEET}}}:limits"
 TOTAL: Final = f"tenure:{{{FLEET}}}:pool:total"
 GATEWAYS: Final = f"tenure:{{{FLEET}}}:gateways"
 EVENTS: Final = f"tenure:{{{FLEET}}}:events"
+ENDS: Final = f"tenure:{{{FLEET}}}:ends"
 
 # A stream that stays until the test ends it: its place cannot free itself.
 LONG: Final = Stream(hold_after=1)
@@ -90,6 +91,11 @@ class Eye:
         """Return the leases that Redis had lost, or was robbed of, and was told again."""
         entries: Any = await self._client.xrange(EVENTS)
         return {fields["lease"] for _, fields in entries if fields["kind"] == "reasserted"}
+
+    async def ended(self) -> list[tuple[str, str]]:
+        """Return (lease, reason) of every end that was written down."""
+        entries: Any = await self._client.xrange(ENDS)
+        return [(fields["lease"], fields["reason"]) for _, fields in entries]
 
     async def all_tick(self, replicas: int) -> None:
         """Return when each of so many replicas has ticked since now, and so knows of the others."""

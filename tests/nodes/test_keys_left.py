@@ -25,7 +25,7 @@ PER_ROUND: Final = 150
 ROUNDS: Final = 2
 AT_ONCE: Final = 10
 # Bounded by themselves: the history forgets its oldest entries, the cursor is one number.
-HISTORY: Final = {"tenure:{demo}:events", "tenure:{demo}:reported"}
+HISTORY: Final = {"tenure:{demo}:events", "tenure:{demo}:ends", "tenure:{demo}:reported"}
 
 
 async def test_tenants_that_came_once_leave_no_key_behind_also_those_whose_replica_died(

@@ -143,7 +143,7 @@ async def test_an_orphan_of_a_busy_tenant_comes_back_as_soon_as_one_of_a_quiet_o
             assert len(served) > 20
         await nothing_runs(eye, engine)
         # Each of our keys goes with what it is about; what is left was there before.
-        history = {"tenure:{demo}:events", "tenure:{demo}:reported"}
+        history = {"tenure:{demo}:events", "tenure:{demo}:ends", "tenure:{demo}:reported"}
         await wait_until(
             lambda: set(redis_server.cli("KEYS", "*")) <= keys | history, "nothing of the traffic is left"
         )

@@ -10,7 +10,7 @@ import asyncio
 import random
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import pytest_asyncio
@@ -21,8 +21,9 @@ from tests.support.rig import Rig, rig
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 
+    from tests.nodes.places import Eye
     from tests.support.client import Call
     from tests.support.redis_server import RedisServer
     from tests.support.reply import Reply, Script
@@ -165,6 +166,7 @@ async def test_each_way_out_gives_the_place_back_once(
         lines = await ends.reach(rounds)
         assert await eye.grants() - grants == rounds
         assert len(lasting_engine.requests) - seen == rounds
+        await _all_written_down(eye, lines)
     each_ended_once(lines)
     said = Counter((line["reason"], line["status"]) for line in lines)
     assert set(said) <= way.ends, said
@@ -188,6 +190,18 @@ async def test_a_client_may_leave_at_any_instant(replicas: Rig, lasting_engine: 
     each_ended_once([line for line in ends.lines if line["lease"] is not None])
     assert {line["reason"] for line in ends.lines} <= {"client_disconnect", "completed"}
     await admits_exactly(TOTAL, replicas, lasting_engine)
+
+
+async def _all_written_down(eye: Eye, lines: Sequence[Mapping[str, Any]]) -> None:
+    """Whoever looks at the event stream finds each end of the log once, with the same reason."""
+    logged = Counter((line["lease"], line["reason"]) for line in lines)
+
+    async def there() -> bool:
+        return logged.keys() <= {*await eye.ended()}
+
+    await wait_until(there, "every end is in the event stream")
+    leases = {line["lease"] for line in lines}
+    assert Counter(end for end in await eye.ended() if end[0] in leases) == logged
 
 
 async def _completed(ends: Ends, url: str) -> str:

@@ -39,7 +39,7 @@ EMPTY_S: Final = (LEASE["ttl_ms"] + 2 * LEASE["tick_ms"]) / 1000 + 5.0
 SETTLED_S: Final = 10.0
 # What may be in Redis while nothing runs.
 KNOWN_KEYS: Final = re.compile(
-    r"tenure:(\{demo\}:(meta|limits|limits:set_at|gateways|events|reported|evidence:e1|line:tenants)"
+    r"tenure:(\{demo\}:(meta|limits|limits:set_at|gateways|events|ends|reported|evidence:e1|line:tenants)"
     r"|fleets|tenants|keys|events)"
 )
 COUNTED: Final = re.compile(
