@@ -114,6 +114,8 @@ def connect(url: str, *, max_connections: int = 20, timeout_s: float = 1.0) -> C
         "socket_connect_timeout": timeout_s if address.tls else CONNECT_TIMEOUT_S,
         "retry": Retry(ExponentialWithJitterBackoff(base=0.01, cap=0.05), _RETRY, (RedisConnectionError,)),
         "retry_on_error": [RedisConnectionError],
+        # To tell the server redis-py's name is a right of its own since 7.2, which few users have.
+        "driver_info": None,
         # What the address asks for, but not whether replies are text.
         **address.options,
         "decode_responses": True,
@@ -159,6 +161,7 @@ def _by_sentinels(address: Address, bounds: dict[str, Any], timeout_s: float) ->
         sentinel_kwargs={
             **address.sentinel_options,
             "ssl": address.tls,
+            "driver_info": None,
             "socket_timeout": CONNECT_TIMEOUT_S,
             "socket_connect_timeout": CONNECT_TIMEOUT_S,
             # One that does not answer is no reason to wait: the next is asked.

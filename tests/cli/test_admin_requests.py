@@ -50,7 +50,7 @@ async def test_revoke_ends_a_live_stream_within_a_second_and_only_once(
     assert only_line(again.stderr) == f"tenure: there is no live lease '{lease}': it has ended, or never was"
     serving.engine.finish_all()
     assert (await other.rest()).endswith(b"data: [DONE]\n\n")
-    (event,) = (await said(tenure, "events", "--fleet", "demo"))["events"]
+    (event,) = (await said(tenure, "events", "--fleet", "demo", "--no-ends"))["events"]
     assert (event["kind"], event["lease"], event["reason"]) == ("revoked", lease, "revoked")
     assert "@" in event["who"]
 

@@ -67,7 +67,7 @@ async def test_a_person_filters_revokes_after_a_question_and_quits(serving: Serv
     other = await serving.stream("umbrella")
     with live(serving) as terminal:
         await terminal.until("LEASES, oldest first: 2")
-        assert len(terminal.screen()) == 24
+        await wait_until(lambda: len(terminal.screen()) == 24, "the first frame is complete")
         assert max(map(len, terminal.screen())) <= 80
 
         terminal.press("tumb\r")

@@ -52,6 +52,7 @@ def test_the_first_line_says_what_the_script_may_do(verb: str) -> None:
         "acquire": "#!lua",
         "move": "#!lua",
         "witness": "#!lua",
+        "ended": "#!lua",
         "inspect": "#!lua flags=no-writes",
         "count": "#!lua flags=no-writes",
         "line": "#!lua flags=no-writes",

@@ -124,7 +124,10 @@ async def test_options_that_cannot_work_end_the_start_with_one_line(options: str
             pass
 
 
-async def test_sentinels_and_their_servers_may_speak_tls_only(certificates: Certificates) -> None:
+async def test_sentinels_and_their_servers_may_speak_tls_only(
+    spare_redis: SpareRedis, certificates: Certificates
+) -> None:
+    tls_server(spare_redis, certificates)
     with Sentinels(certificates=certificates) as started:
         await begin(started.url)
         async with a_gate(started.url) as gate:
