@@ -2,8 +2,8 @@
 --[[
   ended: write down how requests ended, for whoever looks.
 
-  Nothing is derived from it, and it is a stream of its own: many ends push no reclaim and no change out of the
-  other. Sent again because its reply was lost, it writes its ends twice.
+  Nothing is derived from it, and it is a stream of its own: many ends push no reclaim and no change out of
+  the other. Sent again because its reply was lost, it writes its ends twice.
   Cost: O(L) for L leases of this call.
 
   KEYS
