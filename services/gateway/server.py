@@ -142,16 +142,24 @@ async def _all_gone(app: App, *, least_s: float) -> None:
 
 @contextlib.asynccontextmanager
 async def _signals() -> AsyncIterator[asyncio.Queue[int]]:
-    """Yield a queue of the stopping signals received while the block runs."""
+    """Yield a queue of the stopping signals received while the block runs; those that come later are ignored.
+
+    An event loop gives signals back to the kernel when it closes: one that came between the end of a drain
+    and that of the process would kill it, and a clean end would look like a crash.
+    """
     loop = asyncio.get_running_loop()
     received: asyncio.Queue[int] = asyncio.Queue()
+
+    def receive(number: int, _frame: object) -> None:
+        loop.call_soon_threadsafe(received.put_nowait, number)
+
     for number in _STOPPING:
-        loop.add_signal_handler(number, received.put_nowait, number)
+        signal.signal(number, receive)
     try:
         yield received
     finally:
         for number in _STOPPING:
-            loop.remove_signal_handler(number)
+            signal.signal(number, signal.SIG_IGN)
 
 
 def _config(app: App) -> uvicorn.Config:

@@ -28,6 +28,7 @@ from services.settings.seed import lease_times
 
 # A pass under way at SIGTERM may finish, or its report would be lost; a stuck one may not delay us.
 LAST_PASS_S: Final = 2.0
+_STOPPING: Final = (signal.SIGTERM, signal.SIGINT)
 
 
 def run(settings: Settings, *, host: str, port: int) -> int:
@@ -73,8 +74,7 @@ async def _reap_until_told(settings: Settings, health_socket: socket.socket) -> 
     pulse = Pulse(every_ms=settings.reaper.every_ms)
     metrics = Metrics(last_pass_age_s=pulse.last_pass_age_s)
     health = HealthServer(health_app(pulse, metrics))
-    told = _stop_signals()
-    async with _sweep(settings, log, metrics) as sweep:
+    async with _stop_signals() as told, _sweep(settings, log, metrics) as sweep:
         loop = Loop(sweep, every_ms=settings.reaper.every_ms, pulse=pulse, metrics=metrics, log=log)
         log.info("started", fleets=sorted(settings.fleets), health_port=health_socket.getsockname()[1])
         passes = asyncio.create_task(loop.run(), name="passes")
@@ -109,12 +109,26 @@ async def _sweep(
         await client.aclose()
 
 
-def _stop_signals() -> asyncio.Event:
-    """Return an event that SIGTERM or SIGINT sets."""
+@contextlib.asynccontextmanager
+async def _stop_signals() -> AsyncIterator[asyncio.Event]:
+    """Yield an event that SIGTERM or SIGINT sets; those that come after the block are ignored.
+
+    An event loop gives signals back to the kernel when it closes: one that came between the last pass and
+    the end of the process would kill it, and a clean end would look like a crash.
+    """
+    loop = asyncio.get_running_loop()
     told = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, told.set)
-    return told
+
+    def receive(_number: int, _frame: object) -> None:
+        loop.call_soon_threadsafe(told.set)
+
+    for number in _STOPPING:
+        signal.signal(number, receive)
+    try:
+        yield told
+    finally:
+        for number in _STOPPING:
+            signal.signal(number, signal.SIG_IGN)
 
 
 def _print_passes(passes: list[FleetPass], *, as_json: bool) -> None:

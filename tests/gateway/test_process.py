@@ -117,6 +117,19 @@ async def test_a_second_signal_does_not_wait(redis_url: str, engine: ScriptedEng
         assert [line["reason"] for line in gateway.log_lines()] == ["shutdown"]
 
 
+async def test_signals_that_go_on_until_it_is_gone_do_not_spoil_a_clean_end(
+    redis_url: str, engine: ScriptedEngine, tmp_path: Path
+) -> None:
+    """An orchestrator that is told -15 takes a drained replica for one that crashed."""
+    async with alone(tmp_path, redis_url, engine, drain_ms=300) as made:
+        gateway = made.gateways[0]
+        while gateway.alive:
+            gateway.sigterm()
+            await asyncio.sleep(0)
+        assert await gateway.wait() == 0
+        assert '"stopped"' in gateway.log_text()
+
+
 async def test_a_drain_without_redis_still_ends(
     redis_server: RedisServer, redis_url: str, engine: ScriptedEngine, tmp_path: Path
 ) -> None:

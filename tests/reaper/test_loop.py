@@ -1,5 +1,6 @@
 """The reaper as a process: it reclaims by itself, survives its Redis, and ends when it is told."""
 
+import asyncio
 import signal
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -108,6 +109,13 @@ async def test_a_signal_ends_it_with_exit_code_0(reaper: Process, number: signal
     reaper.signal(number)
     assert await reaper.wait(5) == 0
     assert reaper.json_lines()[-1]["event"] == "stopped"
+
+
+async def test_signals_that_go_on_until_it_is_gone_do_not_spoil_a_clean_end(reaper: Process) -> None:
+    while reaper.alive:
+        reaper.signal(signal.SIGTERM)
+        await asyncio.sleep(0)
+    assert await reaper.wait(5) == 0
 
 
 async def test_a_signal_ends_it_also_while_redis_hangs(reaper: Process, redis_server: RedisServer) -> None:
