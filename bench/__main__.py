@@ -1,45 +1,126 @@
-"""`python -m bench [redis] [gateway]`: run the benchmarks and print tables."""
+"""`python -m bench [gateway] [live] [redis]`: print tables, and write the page if asked to."""
 
 import argparse
-import asyncio
+import os
+import platform
+import resource
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from time import monotonic
 from typing import Final
 
+import uvloop
 from rich.console import Console
-from rich.table import Table
 
-from bench import gateway_cost, redis_cost
+from bench import aims, gateway_cost, live, redis_cost, report, sheets
+from bench.aims import Aim
+from bench.cpu import leave_a_core
+from bench.report import Sheet
+from tests.support.redis_server import server_binary
 
-SUITES: Final = ("redis", "gateway")
+SUITES: Final = ("gateway", "live", "redis")
+ROUNDS: Final = 5
+
+
+@dataclass
+class Run:
+    """What one run has found so far."""
+
+    sheets: list[Sheet] = field(default_factory=list)
+    pictures: dict[str, str] = field(default_factory=dict)
+    aims: list[Aim] = field(default_factory=list)
+
+    def add(self, sheet: Sheet, console: Console) -> None:
+        """Keep a table, and show it at once: a run takes minutes."""
+        self.sheets.append(sheet)
+        sheet.show(console)
 
 
 def main() -> None:
     """Run the suites that were named, or all."""
+    options = _parser().parse_args()
+    suites = options.suites or SUITES
+    if options.write and set(suites) != set(SUITES):
+        sys.exit("bench: --write needs a run of all suites: the page is one run")
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+    leave_a_core()
+    console, run, began_s = Console(), Run(), monotonic()
+    if "gateway" in suites:
+        _gateway(run, console, options.rounds, with_peers=options.peers)
+    if "live" in suites:
+        _live(run, console, options.rounds)
+    if "redis" in suites:
+        _redis(run, console)
+    run.sheets.insert(0, aims.sheet(run.aims))
+    run.sheets[0].show(console)
+    took_s = monotonic() - began_s
+    console.print(f"{took_s:.0f} s")
+    if options.write:
+        report.write(options.write, run.sheets, run.pictures, _intro(took_s, with_peers=options.peers))
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="bench", description="measure what admission costs")
-    parser.add_argument("suites", nargs="*", choices=[*SUITES, []], help="redis, gateway; both when left out")
-    chosen = parser.parse_args().suites or SUITES
-    console = Console()
-    if "redis" in chosen:
-        _print_redis(console)
-    if "gateway" in chosen:
-        table = Table("target", "CPU us per request", "CPU us per streamed token")
-        for cost in asyncio.run(gateway_cost.measure()):
-            table.add_row(cost.target, f"{cost.request_us:.0f}", f"{cost.token_us:.1f}")
-        console.print(table)
-
-
-def _print_redis(console: Console) -> None:
-    table = Table(
-        "live leases", "tenants", "acquire us", "release us", "release, ten a call", "tick, per lease"
+    parser.add_argument(
+        "suites", nargs="*", choices=[*SUITES, []], help=f"{', '.join(SUITES)}; all when left out"
     )
-    for row in redis_cost.measure():
-        costs = (row.acquire_us, row.release_us, row.gathered_us, row.tick_per_lease_us)
-        table.add_row(str(row.live), str(row.tenants), *(f"{cost:.1f}" for cost in costs))
-    console.print(table)
-    table = Table("waiters", "tenants", "release us", "with handoff us", "ratio", "joining us")
-    for line in redis_cost.measure_handoff():
-        figures = (f"{line.plain_us:.1f}", f"{line.handoff_us:.1f}", f"{line.handoff_us / line.plain_us:.2f}")
-        table.add_row(str(line.waiters), str(line.tenants), *figures, f"{line.joining_us:.1f}")
-    console.print(table)
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"of each target (default {ROUNDS})")
+    parser.add_argument("--peers", action="store_true", help="install and measure other gateways too")
+    parser.add_argument(
+        "--write", type=Path, metavar="PAGE", help="put tables and plots into docs/performance.md"
+    )
+    return parser
+
+
+def _gateway(run: Run, console: Console, rounds: int, *, with_peers: bool) -> None:
+    figures, absent = uvloop.run(gateway_cost.measure(rounds, with_peers=with_peers))
+    run.add(sheets.costs(figures, absent), console)
+    run.add(sheets.first_tokens(figures), console)
+    run.pictures |= sheets.pictures(figures)
+    run.aims += aims.of_gateway(figures)
+
+
+def _live(run: Run, console: Console, rounds: int) -> None:
+    cancels, crowd = uvloop.run(live.cancels()), uvloop.run(live.crowd())
+    starts_s = uvloop.run(live.start_ups(rounds))
+    run.add(sheets.lives(cancels, crowd, starts_s), console)
+    run.aims += aims.of_live(cancels, crowd)
+
+
+def _redis(run: Run, console: Console) -> None:
+    costs = redis_cost.measure()
+    run.add(sheets.redis_growth(costs), console)
+    run.add(sheets.redis_line(redis_cost.measure_handoff()), console)
+    run.aims += aims.of_redis(costs)
+
+
+def _intro(took_s: float, *, with_peers: bool) -> str:
+    """Say which machine this was, and how to do it again."""
+    versions = [f"Python {platform.python_version()}", _version(server_binary())]
+    if haproxy := shutil.which("haproxy"):
+        versions.append(_version(haproxy, "-v"))
+    cores = len(os.sched_getaffinity(1))
+    words = "--peers " if with_peers else ""
+    return (
+        f"{datetime.now(UTC):%Y-%m-%d}, {took_s / 60:.0f} minutes, {cores} cores of {_processor()}, Linux "
+        f"{platform.release()}, {', '.join(versions)}. The target has a core of its own; client, engine and "
+        f'Redis share the rest. `make bench ARGS="{words}--write docs/performance.md"` does it again.\n'
+    )
+
+
+def _processor() -> str:
+    names = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
+    return names[0].partition(": ")[2] if names else platform.machine()
+
+
+def _version(binary: str, flag: str = "--version") -> str:
+    told = subprocess.run([binary, flag], capture_output=True, text=True, check=True).stdout
+    return " ".join(told.split(" - ")[0].splitlines()[0].split()[:3])
 
 
 if __name__ == "__main__":

@@ -1,154 +1,114 @@
-"""Gateway CPU per request and per streamed token, admission on, next to a bare relay and HAProxy."""
+"""CPU per request and per token, and what is added to the first token, target by target in one run."""
 
-import asyncio
-import os
-import shutil
-import statistics
-import subprocess
-import sys
 import tempfile
-from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 from typing import Final
 
-import aiohttp
-
-from bench.cpu import cpu_s
-from tests.support import processes
-from tests.support.config_file import key_of
-from tests.support.redis_server import RedisServer, free_port
-from tests.support.rig import rig
-from tests.support.waiting import wait_until
+from bench import load, peers
+from bench.cpu import cpu_s, keep_apart
+from bench.peers import Absent
+from bench.stats import quantile
+from bench.targets import TENURE, Target, engine, floor_and_tenure
 
 REQUESTS: Final = 1_000
 CALLERS: Final = 16
 STREAMS: Final = 100
 TOKENS: Final = 100
-ROUNDS: Final = 5
-PLENTY: Final = {"total": 10_000, "cold": 10_000}
+# A target that needs more than SLOW_US for a request is given SLOW_SHARE of the work.
+SLOW_US: Final = 5_000
+SLOW_SHARE: Final = 0.1
+# Requests for so many tokens come at random moments, for so long.
+SHORT_TOKENS: Final = 20
+AT_RATE_S: Final = 5.0
+LINES: Final = 300
+FIRST_TOKEN_ROUNDS: Final = 3
 
 
-@dataclass(frozen=True, slots=True)
-class Cost:
-    """Microseconds of CPU of one target, medians over the rounds."""
+@dataclass(slots=True)
+class Figures:
+    """Of one target, one figure a round: microseconds of CPU, of Redis beside, and milliseconds added.
+
+    rate_per_s   at which the first tokens were measured
+    """
 
     target: str
-    request_us: float
-    token_us: float
+    request_us: list[float] = field(default_factory=list)
+    token_us: list[float] = field(default_factory=list)
+    redis_us: list[float] = field(default_factory=list)
+    rate_per_s: float = 0.0
+    added_p50_ms: list[float] = field(default_factory=list)
+    added_p99_ms: list[float] = field(default_factory=list)
+
+    @property
+    def half_load_per_s(self) -> float:
+        """Return how many short requests a second take half of a core."""
+        return 0.5e6 / (median(self.request_us) + (SHORT_TOKENS - 1) * median(self.token_us))
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
-    """Something in front of the engine: where it listens, and the process that is charged."""
-
-    name: str
-    url: str
-    pid: int
-
-
-async def measure() -> list[Cost]:
-    """Measure Tenure, two bare relays, and HAProxy where it is installed, on one engine."""
-    async with AsyncExitStack() as started:
-        folder = Path(started.enter_context(tempfile.TemporaryDirectory()))
-        options = ("--slots", "1000", "--token-ms", "10", "--prefill-ms", "0", "--tokens", str(TOKENS))
-        engine = processes.simulated_engine(folder, *options)
-        started.push_async_callback(engine.end)
-        redis = RedisServer(folder).start()
-        started.callback(redis.stop)
-        await engine.ready()
-        slots = {"url": engine.url, "slots": 10_000}
-        made = await started.enter_async_context(
-            rig(folder, redis.url, engines=[slots], gateways=1, fleet=PLENTY)
-        )
-        targets = [Target("tenure", made.gateways[0].url, made.gateways[0].pid)]
-        targets.append(_relay(started, "raw relay, aiohttp", "bench.raw_relay:app", engine.url))
-        targets.append(_relay(started, "raw relay, own client", "bench.wire_relay:app", engine.url))
-        if binary := shutil.which("haproxy"):
-            targets.append(_haproxy(started, folder, binary, engine.url))
-        # In turn, round by round: the machine's speed drifts, and so all drift alike.
-        rounds = [[await _cost(target) for target in targets] for _ in range(ROUNDS)]
-    return [
-        Cost(
-            target.name,
-            statistics.median(costs[n].request_us for costs in rounds),
-            statistics.median(costs[n].token_us for costs in rounds),
-        )
-        for n, target in enumerate(targets)
-    ]
+async def measure(rounds: int, *, with_peers: bool = False) -> tuple[list[Figures], list[Absent]]:
+    """Measure all targets on one engine, in turn: the machine's speed drifts for all alike."""
+    absent: list[Absent] = []
+    async with AsyncExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        at = await stack.enter_async_context(engine(folder))
+        targets = await stack.enter_async_context(floor_and_tenure(folder, at.url))
+        if with_peers:
+            others, absent = await peers.start(stack, folder, at.url)
+            for other in others:
+                keep_apart(other.pid)
+            targets += others
+        figures = [Figures(target.name) for target in targets]
+        for _ in range(rounds):
+            for target, found in zip(targets, figures, strict=True):
+                await _round(target, found)
+        ours = next(found.half_load_per_s for found in figures if found.target == TENURE)
+        for _ in range(min(rounds, FIRST_TOKEN_ROUNDS)):
+            await _first_tokens(at.url, targets, figures, ours)
+    return figures, absent
 
 
-def _relay(started: AsyncExitStack, name: str, app: str, engine_url: str) -> Target:
-    port = free_port()
-    command = (sys.executable, "-m", "uvicorn", app, "--port", str(port))
-    quiet = ("--no-access-log", "--log-level", "error", "--loop", "uvloop", "--http", "httptools")
-    relay = subprocess.Popen([*command, *quiet], env={**os.environ, "ENGINE": engine_url})
-    started.callback(relay.wait)
-    started.callback(relay.terminate)
-    return Target(name, f"http://127.0.0.1:{port}", relay.pid)
+async def _round(target: Target, found: Figures) -> None:
+    async with load.lines(target.url, CALLERS) as few:
+        one = load.request_bytes(target.url, 1)
+        began_s = cpu_s(target.pid)
+        await load.each_in_turn(few, one, 4 * CALLERS, 1)
+        slow = (cpu_s(target.pid) - began_s) / (4 * CALLERS) * 1e6 > SLOW_US
+        share = SLOW_SHARE if slow else 1.0
+        count = int(REQUESTS * share)
+        cpu, redis = _charged(target)
+        await load.each_in_turn(few, one, count, 1)
+        now = _charged(target)
+    request_s = (now[0] - cpu) / count
+    found.request_us.append(request_s * 1e6)
+    if target.redis_pid is not None:
+        found.redis_us.append((now[1] - redis) / count * 1e6)
+    streams = int(STREAMS * share)
+    async with load.lines(target.url, streams) as many:
+        cpu, _ = _charged(target)
+        await load.each_in_turn(many, load.request_bytes(target.url, TOKENS), streams, TOKENS)
+        streams_s = _charged(target)[0] - cpu
+    found.token_us.append((streams_s / streams - request_s) / (TOKENS - 1) * 1e6)
 
 
-def _haproxy(started: AsyncExitStack, folder: Path, binary: str, engine_url: str) -> Target:
-    port = free_port()
-    config = folder / "haproxy.cfg"
-    config.write_text(
-        "global\n  nbthread 1\n"
-        "defaults\n  mode http\n  timeout connect 5s\n  timeout client 60s\n  timeout server 60s\n"
-        f"frontend front\n  bind 127.0.0.1:{port}\n  default_backend engine\n"
-        f"backend engine\n  server e1 {engine_url.removeprefix('http://')}\n"
-    )
-    haproxy = subprocess.Popen([binary, "-q", "-f", str(config)])
-    started.callback(haproxy.wait)
-    started.callback(haproxy.terminate)
-    return Target("haproxy", f"http://127.0.0.1:{port}", haproxy.pid)
+def _charged(target: Target) -> tuple[float, float]:
+    return cpu_s(target.pid), cpu_s(target.redis_pid) if target.redis_pid else 0.0
 
 
-async def _cost(target: Target) -> Cost:
-    connector = aiohttp.TCPConnector(limit=0)
-    headers = {"Authorization": f"Bearer {key_of('acme')}"}
-    async with aiohttp.ClientSession(target.url, connector=connector, headers=headers) as session:
-        await _answers(session)
-        await _many(session, 4 * CALLERS, CALLERS, tokens=1)
-        request_s = await _charged(target, lambda: _many(session, REQUESTS, CALLERS, 1)) / REQUESTS
-        streams_s = await _charged(target, lambda: _many(session, STREAMS, STREAMS, TOKENS))
-    return Cost(target.name, request_s * 1e6, (streams_s / STREAMS - request_s) / TOKENS * 1e6)
+async def _first_tokens(
+    engine_url: str, targets: list[Target], figures: list[Figures], rate_per_s: float
+) -> None:
+    """Measure one round of first tokens, at half of what Tenure bears, or of what a slower one does."""
+    direct = await _at_rate(engine_url, rate_per_s)
+    for target, found in zip(targets, figures, strict=True):
+        found.rate_per_s = min(rate_per_s, found.half_load_per_s)
+        through = await _at_rate(target.url, found.rate_per_s)
+        found.added_p50_ms.append((quantile(through, 0.5) - quantile(direct, 0.5)) * 1e3)
+        found.added_p99_ms.append((quantile(through, 0.99) - quantile(direct, 0.99)) * 1e3)
 
 
-async def _answers(session: aiohttp.ClientSession) -> None:
-    """Return when the target accepts connections."""
-
-    async def once() -> bool:
-        try:
-            await _many(session, 1, 1, tokens=1)
-        except aiohttp.ClientConnectionError:
-            return False
-        return True
-
-    await wait_until(once, "the target accepts connections", 10)
-
-
-async def _charged(target: Target, work: Callable[[], Awaitable[None]]) -> float:
-    began_s = cpu_s(target.pid)
-    await work()
-    return cpu_s(target.pid) - began_s
-
-
-async def _many(session: aiohttp.ClientSession, count: int, callers: int, tokens: int) -> None:
-    numbers = iter(range(count))
-
-    async def call() -> None:
-        for _ in numbers:
-            body = {
-                "model": "demo",
-                "stream": True,
-                "max_tokens": tokens,
-                "messages": [{"role": "user", "content": "hello"}],
-            }
-            async with session.post("/v1/chat/completions", json=body) as reply:
-                if reply.status != 200:
-                    raise RuntimeError(f"{reply.status}: {await reply.text()}")
-                async for _ in reply.content.iter_any():
-                    pass
-
-    await asyncio.gather(*(call() for _ in range(callers)))
+async def _at_rate(url: str, rate_per_s: float) -> list[float]:
+    async with load.lines(url, LINES) as lines:
+        return await load.at_a_rate(lines, load.request_bytes(url, SHORT_TOKENS), rate_per_s, AT_RATE_S)
