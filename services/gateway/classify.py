@@ -4,7 +4,6 @@ The body is parsed once, for the few fields below; the engine gets the bytes as 
 """
 
 import re
-from dataclasses import dataclass
 from typing import Final
 from urllib.parse import unquote, unquote_plus
 
@@ -49,8 +48,7 @@ class _Fields(msgspec.Struct):
     chat_template_kwargs: msgspec.Raw = _NOTHING
 
 
-@dataclass(frozen=True, slots=True)
-class Ask:
+class Ask(msgspec.Struct, frozen=True):
     """What a request asks for. `model` is "" when it names none and the only fleet must do."""
 
     model: str

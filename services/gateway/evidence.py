@@ -5,7 +5,6 @@ Read from the last bytes of a reply, by structure, so text that a model generate
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Final
 
 import msgspec
@@ -47,8 +46,7 @@ class _Reply(msgspec.Struct):
     response: _Inner | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
+class Report(msgspec.Struct, frozen=True):
     """What an engine said about one request, in tokens; None is "said nothing"."""
 
     prompt: int | None = None
@@ -77,10 +75,10 @@ def may_report(data: bytes) -> bool:
 
 
 def read_events(events: Iterable[bytes]) -> Report | None:
-    """Merge the reports of the last events of a stream; the later one wins field by field."""
+    """Merge the reports of those events at the end of a stream that have one; later fields win."""
     merged: Report | None = None
     for data in events:
-        found = read_report(data) if may_report(data) else None
+        found = read_report(data)
         if found is not None:
             merged = found if merged is None else _merge(merged, found)
     return merged

@@ -73,17 +73,17 @@ class Head:
 
 def read_head(scope: Scope) -> Head:
     """Take a request's head apart; `scope` is one HTTP request as uvicorn hands it over."""
-    headers: RawHeaders = scope["headers"]
     picked: dict[bytes, list[bytes]] = {}
     forward: RawHeaders = []
-    named = _named_by_connection(value for name, value in headers if name == b"connection")
-    for name, value in headers:
+    for header in scope["headers"]:
+        name = header[0]
         if name in _PICKED:
-            picked.setdefault(name, []).append(value)
-        plain = name.replace(b"_", b"-") if b"_" in name else name
-        if plain in NOT_FOR_ENGINES or plain in named or plain.startswith((b"tenure-", b"proxy-")):
-            continue
-        forward.append((name, value))
+            picked.setdefault(name, []).append(header[1])
+        if name in _KNOWN or _may_pass(name):
+            forward.append(header)
+    if b"connection" in picked:
+        named = _named_by_connection(picked[b"connection"])
+        forward = [header for header in forward if _plain(header[0]) not in named]
     head = Head(
         method=scope["method"],
         path=scope["raw_path"].decode("latin-1"),
@@ -108,10 +108,25 @@ def read_head(scope: Scope) -> Head:
 
 # Read by the gateway itself, by their exact names only, never in their `_` forms.
 _PICKED: Final = frozenset({
-    b"authorization", b"x-api-key", b"content-type", b"content-encoding", b"content-length",
+    b"authorization", b"x-api-key", b"connection", b"content-type", b"content-encoding", b"content-length",
     b"transfer-encoding", b"expect", b"x-request-id", b"x-client-request-id", b"tenure-class",
     b"tenure-patience-ms",
 })  # fmt: skip
+
+
+# Most of what comes: that these pass need not be found out for every request.
+_KNOWN: Final = frozenset({
+    b"accept", b"accept-encoding", b"accept-language", b"content-type", b"user-agent", b"traceparent",
+})  # fmt: skip
+
+
+def _plain(name: bytes) -> bytes:
+    return name.replace(b"_", b"-") if b"_" in name else name
+
+
+def _may_pass(name: bytes) -> bool:
+    plain = _plain(name)
+    return plain not in NOT_FOR_ENGINES and not plain.startswith((b"tenure-", b"proxy-"))
 
 
 def _last(picked: dict[bytes, list[bytes]], name: bytes) -> bytes:

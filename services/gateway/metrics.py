@@ -4,6 +4,7 @@ Labels are bounded: fleets come from the file, tenants are capped, and nothing a
 """
 
 from collections.abc import Sequence
+from functools import cache, partial
 from typing import Final, get_args
 
 from prometheus_client import (
@@ -39,6 +40,7 @@ class FleetFigures:
         self.ends: dict[Reason, Counter] = {
             reason: metrics.ends.labels(fleet, reason) for reason in get_args(Reason)
         }
+        self.admission = cache(partial(metrics.admissions.labels, fleet))
 
 
 class Metrics:
@@ -100,7 +102,7 @@ class Metrics:
 
     def admission(self, fleet: str, outcome: str) -> None:
         """See Listener."""
-        self.admissions.labels(fleet, outcome).inc()
+        self.of(fleet).admission(outcome).inc()
 
     def script(self, verb: str, seconds: float) -> None:
         """See Listener."""

@@ -6,8 +6,9 @@ prompt. Each boundary knows which share of the prompt lies before it.
 
 import hashlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 BLOCK_CHARS: Final = 1024
 BOUNDARIES_MAX: Final = 64
@@ -18,8 +19,7 @@ CANDIDATES_MAX: Final = 16
 _HASH_BYTES: Final = 8
 
 
-@dataclass(frozen=True, slots=True)
-class Boundary:
+class Boundary(msgspec.Struct, frozen=True):
     """One place where a cached prefix may end. `share` is the part of the prompt before it, 0..1."""
 
     hash: str
@@ -32,13 +32,11 @@ def of_parts(seed: Iterable[bytes], parts: Sequence[bytes]) -> tuple[Boundary, .
     The last BOUNDARIES_MAX are kept: a conversation grows at its end.
     """
     chain = hashlib.blake2b(digest_size=_HASH_BYTES)
-    for piece in seed:
-        chain.update(len(piece).to_bytes(8, "big") + piece)
+    chain.update(b"".join([b"%d:%b" % (len(piece), piece) for piece in seed]))
     ends: list[tuple[str, int]] = []
     read = 0
     for number, part in enumerate(parts, start=1):
-        chain.update(len(part).to_bytes(8, "big"))
-        chain.update(part)
+        chain.update(b"%d:%b" % (len(part), part))
         read += len(part)
         if number > len(parts) - BOUNDARIES_MAX:
             ends.append((chain.hexdigest(), read))

@@ -84,8 +84,7 @@ class Journal:
 
     def note(self, event: str, fields: Mapping[str, Any]) -> None:
         """Write a line as `log.info` would, for the one event that every request causes."""
-        now = datetime.now(UTC).isoformat().replace("+00:00", "Z")
-        line = {"event": event, "level": "info", "timestamp": now, **fields}
+        line = {"event": event, "level": "info", "timestamp": datetime.now(UTC), **fields}
         self._sink.info(msgspec.json.encode(line) + b"\n")
 
     async def run(self) -> None:

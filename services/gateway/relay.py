@@ -73,6 +73,7 @@ class OwnedStream:
         trip.status = reply.status
         trip.head_sent = True
         _deadlines(trip).sending()
+        trip.wire.begin()
         await send({"type": "http.response.start", "status": reply.status, "headers": headers})
 
     async def _pump(self, send: Send) -> bytes:
@@ -126,6 +127,7 @@ async def send_refusal(refusal: Refusal, trip: Trip, send: Send) -> None:
         headers.append((b"connection", b"close"))
     trip.head_sent = True
     trip.status = refusal.status
+    trip.wire.begin()
     await send({"type": "http.response.start", "status": refusal.status, "headers": headers})
     await send({"type": "http.response.body", "body": body, "more_body": False})
 

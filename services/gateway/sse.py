@@ -32,6 +32,8 @@ _NONE: Final = msgspec.Raw(b"")
 
 
 class _Delta(msgspec.Struct):
+    """What a choice may say; all of it is looked at."""
+
     content: msgspec.Raw = _NONE
     reasoning_content: msgspec.Raw = _NONE
     reasoning: msgspec.Raw = _NONE
@@ -118,7 +120,8 @@ class StreamObserver:
 
     def report(self) -> Report | None:
         """See Observer."""
-        return read_events(data_of(block) for block in _blocks(bytes(self._tail)) if may_report(block))
+        tail = bytes(self._tail)
+        return read_events(map(data_of, filter(may_report, _blocks(tail)))) if may_report(tail) else None
 
     def generated(self) -> int:
         """See Observer. Counted without parsing; the end of the stream is looked at once, for its markers."""
@@ -224,9 +227,5 @@ def has_content(data: bytes) -> bool:
 
 
 def _says_something(choice: _Choice) -> bool:
-    delta = choice.delta or _Delta()
-    said = (
-        choice.text, delta.content, delta.reasoning_content, delta.reasoning, delta.tool_calls,
-        delta.function_call, delta.refusal, delta.audio,
-    )  # fmt: skip
-    return any(bytes(raw) not in _EMPTY for raw in said)
+    said = msgspec.structs.astuple(choice.delta) if choice.delta else ()
+    return bytes(choice.text) not in _EMPTY or not _EMPTY.issuperset(map(bytes, said))

@@ -89,7 +89,8 @@ class Trip:
         # Of one length for all: engines that match ids by their beginning must not find two.
         self.request_id = secrets.token_hex(_ID_BYTES)
         self.head: Head = read_head(scope)
-        self.wire: Wire = scope["state"]["wire"]
+        # Taken out: left there, each request would be a ring that only the garbage collector can free.
+        self.wire: Wire = scope["state"].pop("wire")
         self.tenant = ""
         self.fleet: Fleet | None = None
         self.permit: Permit | None = None

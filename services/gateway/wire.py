@@ -30,6 +30,8 @@ LINGER_BYTES_MAX: Final = 64 * 1024 * 1024
 # Requests sent ahead of their turn; beyond that the connection is not read, and the client not watched.
 _PIPELINED_MAX: Final = 4
 _RESET: Final = struct.pack("ii", 1, 0)
+# Held back instead of a write that is yet to come.
+_NEXT: Final = b"next"
 
 
 class Wire:
@@ -88,6 +90,10 @@ class Wire:
         """Whether all of the request has arrived, so that reading it cannot wait."""
         return not self._cycle.more_body
 
+    def begin(self) -> None:
+        """Let the head, which is sent next, go out together with what follows it at once."""
+        self._protocol.exit.hold()
+
     def unframe(self) -> None:
         """End the body by closing the connection: HTTP/1.0 knows no chunks. Call before the head is sent."""
         self._unframed = True
@@ -104,6 +110,7 @@ class Wire:
         """End an unframed body: all bytes were sent."""
         self._cycle.response_complete = True
         self._cycle.message_event.set()
+        self._protocol.exit.flush()
         self._protocol.transport.close()
 
     def cut(self) -> None:
@@ -114,6 +121,7 @@ class Wire:
         cycle.message_event.set()
         if transport.is_closing():
             return
+        self._protocol.exit.flush()
         if self._unframed or self._protocol.flow.write_paused:
             # A closing FIN would look like the end of an unframed body; a full buffer would never empty.
             sock: socket.socket = transport.get_extra_info("socket")
@@ -125,14 +133,45 @@ class Wire:
 
 
 class _Exit:
-    """A connection's transport as replies use it: closing it lets the client read what was written."""
+    """A connection's transport as replies use it: closing it lets the client read what was written.
 
-    __slots__ = ("close", "is_closing", "write")
+    A head waits for what follows it within the same turn of the event loop: mostly the first chunk, or all of
+    the reply, and then one write does for both.
+    """
 
-    def __init__(self, transport: asyncio.Transport, close: Callable[[], None]) -> None:
-        self.write = transport.write
+    __slots__ = ("_held", "_leave", "_transport", "is_closing")
+
+    def __init__(self, transport: asyncio.Transport, leave: Callable[[], None]) -> None:
+        self._transport = transport
+        self._leave = leave
+        self._held = b""
         self.is_closing = transport.is_closing
-        self.close = close
+
+    def hold(self) -> None:
+        """Keep the next write back until another one, or the end of the turn."""
+        self._held = _NEXT
+        asyncio.get_running_loop().call_soon(self.flush)
+
+    def write(self, data: bytes) -> None:
+        held = self._held
+        if held is _NEXT:
+            self._held = data
+        elif held:
+            self._held = b""
+            self._transport.write(held + data)
+        else:
+            self._transport.write(data)
+
+    def flush(self) -> None:
+        """Write what is held back."""
+        held, self._held = self._held, b""
+        if held and held is not _NEXT and not self._transport.is_closing():
+            self._transport.write(held)
+
+    def close(self) -> None:
+        """Write what is held back, and leave."""
+        self.flush()
+        self._leave()
 
 
 class Protocol(HttpToolsProtocol):
@@ -153,7 +192,7 @@ class Protocol(HttpToolsProtocol):
         """Start the wait for the first head."""
         super().connection_made(transport)
         self._wires: list[Wire] = []
-        self._exit = cast("asyncio.Transport", _Exit(transport, self._leave))
+        self.exit = _Exit(transport, self._leave)
         self.idle_since_s = monotonic()
 
     def data_received(self, data: bytes) -> None:
@@ -207,7 +246,7 @@ class Protocol(HttpToolsProtocol):
         self._in_head = False
         earlier = self._last_cycle()
         super().on_headers_complete()
-        self.cycle.transport = self._exit
+        self.cycle.transport = cast("asyncio.Transport", self.exit)
         wire = self.scope["state"]["wire"] = Wire(self, self.cycle)
         self._wires = [one for one in self._wires if not one.is_over]
         self._wires.append(wire)

@@ -3,12 +3,14 @@
 import asyncio
 import itertools
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Final
+
+import msgspec
 
 from services.permits.clock import monotonic
 from services.permits.errors import OutOfMemory, RefusalCode, Refused, Unavailable
 from services.permits.events import Listener
+from services.permits.lane import Lane
 from services.permits.model import (
     Answer,
     Closed,
@@ -104,7 +106,7 @@ class Acquirer:
                     return answer
                 # Redis lost the line; what is left of the patience is spent in the new one.
                 left_ms = int((give_up_s - monotonic()) * 1000)
-                permit.demand = replace(permit.demand, patience_ms=max(1, left_ms))
+                permit.demand = msgspec.structs.replace(permit.demand, patience_ms=max(1, left_ms))
         finally:
             waiters.leave(fleet, permit.id)
 
@@ -153,11 +155,14 @@ class Acquirer:
 
     async def _ask_once(self, permit: Permit, waiter: Waiter | None) -> Answer:
         fleet = permit.fleet
-        await self._verdict(fleet)
-        view = self._ticker.view(fleet)
+        lane = self._ticker.lanes[fleet]
+        if not lane.up.is_set():
+            await _verdict(lane)
+        view = lane.renewal.view
         async with self._turns[fleet]:
             # Redis may have gone while this one waited for its turn.
-            await self._verdict(fleet)
+            if not lane.up.is_set():
+                await _verdict(lane)
             sent_s, answer = await self._call(permit)
             if self._is_late(answer, sent_s):
                 # The process was frozen. The same id is told whether its lease still lives, and begins anew.
@@ -232,19 +237,6 @@ class Acquirer:
         permit.move(Move.LEAVE)
         self._release_blind(permit)
 
-    async def _verdict(self, fleet: str) -> None:
-        """Return when the fleet's Redis is up; raise Unavailable when it was away for more than VERDICT_S."""
-        lane = self._ticker.lanes[fleet]
-        if lane.up.is_set():
-            return
-        now_s = monotonic()
-        since_s = now_s if lane.down_since_s is None else lane.down_since_s
-        try:
-            async with asyncio.timeout(max(0.0, since_s + VERDICT_S - now_s)):
-                await lane.up.wait()
-        except TimeoutError:
-            raise Unavailable("Redis does not answer") from None
-
     def _notice(self, fleet: str, view: FleetView | None, stamp: Stamp) -> None:
         """Tick at once when Redis lost its data, or is an older copy of itself, since the last tick."""
         if view is not None and (stamp.epoch != view.epoch or stamp.grant < view.grant):
@@ -293,6 +285,17 @@ class Acquirer:
     def _refused(self, fleet: str, refused: Refused) -> Refused:
         self._listener.admission(fleet, refused.code)
         return refused
+
+
+async def _verdict(lane: Lane) -> None:
+    """Return when the fleet's Redis is up; raise Unavailable when it was away for more than VERDICT_S."""
+    now_s = monotonic()
+    since_s = now_s if lane.down_since_s is None else lane.down_since_s
+    try:
+        async with asyncio.timeout(max(0.0, since_s + VERDICT_S - now_s)):
+            await lane.up.wait()
+    except TimeoutError:
+        raise Unavailable("Redis does not answer") from None
 
 
 def _learns_until_s(answer: Learning) -> float:

@@ -43,8 +43,9 @@ def tell_freed(permits: Sequence[Permit], at_s: float) -> None:
     for permit in permits:
         if permit.state is State.CLOSING:
             permit.move(Move.FREED)
-        if permit.on_released is not None:
-            permit.on_released(at_s)
+        on_released, permit.on_released = permit.on_released, None
+        if on_released is not None:
+            on_released(at_s)
 
 
 async def flush_run(store: Store, run: Sequence[Entry]) -> None:

@@ -1,12 +1,15 @@
 """The values that cross the library's boundary. Frozen, no I/O.
 
 Times ending in `_ms` are milliseconds; `clock` and `expires` figures are on the fleet's own lease
-clock (see lua/README.md), never on this machine's.
+clock (see lua/README.md), never on this machine's. What each request makes anew is a `msgspec.Struct`:
+a frozen dataclass costs several times as much.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
+
+import msgspec
 
 Class = Literal["cold", "warm"]
 Phase = Literal["granted", "prefill", "decode", "draining"]
@@ -35,8 +38,7 @@ class FleetPolicy:
     lost_lease: Literal["run_on", "stop"] = "run_on"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Demand:
+class Demand(msgspec.Struct, frozen=True, kw_only=True):
     """What a request asks for.
 
     `engines` are the candidates, in order of preference on equal load. `prefixes` are hashes of
@@ -55,16 +57,14 @@ class Demand:
     tail: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Stamp:
+class Stamp(msgspec.Struct, frozen=True):
     """What every script reply carries: enough to notice lost data or a lagging replica."""
 
     epoch: str
     grant: int
 
 
-@dataclass(frozen=True, slots=True)
-class Granted:
+class Granted(msgspec.Struct, frozen=True):
     """The permit is the caller's. `grant` orders grants of one epoch."""
 
     class_: Class
@@ -158,8 +158,7 @@ class Ticked:
     gone: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Gone:
+class Gone(msgspec.Struct, frozen=True):
     """One lease to remove. An unknown engine (an acquire whose answer was lost) is ""."""
 
     lease: str
@@ -167,8 +166,7 @@ class Gone:
     engine: str
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
+class Ended(msgspec.Struct, frozen=True):
     """Why the work of one lease ended, for people."""
 
     lease: str

@@ -11,8 +11,9 @@ very long) forgets its oldest entries; their leases are not renewed either, so t
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from services.permits.clock import monotonic
 from services.permits.permit import Permit
@@ -22,24 +23,21 @@ ENTRIES_MAX: Final = 100_000
 PREFIXES_MAX: Final = 500
 
 
-@dataclass(frozen=True, slots=True)
-class Release:
+class Release(msgspec.Struct, frozen=True, eq=False):
     """All places of one permit go back."""
 
     permit: Permit
     at_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Downgrade:
+class Downgrade(msgspec.Struct, frozen=True, eq=False):
     """The cold place of one permit goes back."""
 
     permit: Permit
     at_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Evidence:
+class Evidence(msgspec.Struct, frozen=True, eq=False):
     """What an engine reported about prefixes: hash -> was cached."""
 
     fleet: str

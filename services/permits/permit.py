@@ -126,6 +126,8 @@ class Permit:
         """Give the permit back. Idempotent, synchronous, never fails: capacity returns exactly once."""
         if self.state in (State.HELD, State.LOST):
             self.move(Move.CLOSE)
+            # Holder and permit know each other; whoever is last to go must not need a garbage collector.
+            self.on_cut = None
             self._keeper.freed(self)
 
     def held(self) -> Held:

@@ -7,11 +7,12 @@ sent the text once, in the same call.
 
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
+from operator import itemgetter
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from services.permits.errors import Unusable
 
@@ -57,7 +58,7 @@ class Header:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Script:
     """One composed script. `sha` is what EVALSHA sends."""
 
@@ -68,10 +69,24 @@ class Script:
 
     def arrange(
         self, keys: Mapping[str, str], args: Mapping[str, Arg], rest: Sequence[Arg]
-    ) -> tuple[list[str], list[Arg]]:
+    ) -> tuple[tuple[str, ...], tuple[Arg, ...]]:
         """Put named keys and arguments into the header's order; `rest` fills a trailing list."""
-        fixed = self.header.args[:-1] if self.header.variadic else self.header.args
-        return [keys[name] for name in self.header.keys], [*(args[name] for name in fixed), *rest]
+        return self._pick_keys(keys), (*self._pick_args(args), *rest)
+
+    @cached_property
+    def _pick_keys(self) -> Callable[[Mapping[str, str]], tuple[str, ...]]:
+        return _picker(self.header.keys)
+
+    @cached_property
+    def _pick_args(self) -> Callable[[Mapping[str, Arg]], tuple[Arg, ...]]:
+        return _picker(self.header.args[:-1] if self.header.variadic else self.header.args)
+
+
+def _picker(names: Sequence[str]) -> Callable[[Mapping[str, Any]], tuple[Any, ...]]:
+    """Return what picks the values of `names` out of a mapping, in their order."""
+    if len(names) > 1:
+        return itemgetter(*names)
+    return lambda mapping: tuple(mapping[name] for name in names)
 
 
 def compose(source: str, includes: Mapping[str, str]) -> str:
