@@ -69,6 +69,19 @@ class Faults:
                 return fault
         return None
 
+    def loss_heard_of(self, target: str | None, at_s: float) -> bool:
+        """Whether `target` may hear at `at_s` for the first time that Redis lost its data."""
+        for loss in self.all:
+            if loss.kind in LOSS and loss.start_s <= at_s:
+                until_s = loss.end_s
+                for fault in sorted(self.all, key=lambda fault: fault.start_s):
+                    # Apart from Redis without a break since the loss, it could not hear of it before.
+                    if fault.kind in APART and fault.target in (None, target) and fault.start_s <= until_s:
+                        until_s = max(until_s, fault.end_s)
+                if at_s <= until_s + self.tail_s:
+                    return True
+        return False
+
     def free_s(self, kinds: Collection[str], from_s: float, to_s: float) -> float:
         """Return how much of a span none of `kinds` can have touched."""
         free_s, at_s = 0.0, from_s

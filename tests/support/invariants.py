@@ -223,13 +223,14 @@ SAYS: Final[Mapping[str, Collection[str]]] = {
     "redis_unavailable": REDIS,
     "pass failed, trying on": REDIS,
     "last_flush_failed": REDIS,
-    "lease_reasserted lost_epoch": LOSS,
     "lease_reasserted lost_write": REDIS,
     "lease_reasserted reaped_late": APART,
     "leases_lost": REDIS,
     "reclaimed": REDIS | GONE,
     "repaired": REDIS | GONE,
 }
+# This one may come late: see Faults.loss_heard_of.
+AFTER_LOSS: Final = "lease_reasserted lost_epoch"
 HARMLESS: Final = frozenset({"info", "debug"})
 
 
@@ -239,7 +240,14 @@ def words_explained(words: Iterable[Told], faults: Faults) -> list[Finding]:
     for word in words:
         if word.fields.get("level") in HARMLESS:
             continue
-        kinds = SAYS.get(" ".join([word.kind, *filter(None, [word.fields.get("cause")])]))
-        if kinds is None or "exception" in word.fields or not faults.near(kinds, word.at_s, target=word.by):
+        if "exception" in word.fields or not _has_its_fault(word, faults):
             found.append(Finding("word_unexplained", f"{word.by} at {word.at_s:.3f}: {dict(word.fields)}"))
     return found
+
+
+def _has_its_fault(word: Told, faults: Faults) -> bool:
+    said = " ".join([word.kind, *filter(None, [word.fields.get("cause")])])
+    if said == AFTER_LOSS:
+        return faults.loss_heard_of(word.by, word.at_s)
+    kinds = SAYS.get(said)
+    return kinds is not None and faults.near(kinds, word.at_s, target=word.by) is not None

@@ -268,3 +268,13 @@ class TestWords:
     def test_of_an_hour_with_one_outage(self, word: Told, fine: bool) -> None:
         faults = Faults([Fault("blackhole", "g1", 8.0, 9.5)], 4.0)
         assert bool(words_explained([word], faults)) is not fine
+
+    @pytest.mark.parametrize(("apart", "fine"), [("g1", True), (None, True), ("g2", False)])
+    def test_who_was_cut_off_since_a_loss_hears_of_it_late(self, apart: str | None, fine: bool) -> None:
+        word = told("lease_reasserted", at_s=25.0, level="warning", cause="lost_epoch")
+        loss = Fault("flushall", None, 10.0, 10.0)
+        cut_off = [Fault("one_way", apart, 9.5, 16.0), Fault("stall", apart, 15.0, 22.0)]
+        assert bool(words_explained([word], Faults([loss, *cut_off], 4.0))) is not fine
+        # One who could hear of it in between did.
+        later = [Fault("one_way", apart, 9.5, 16.0), Fault("stall", apart, 17.0, 22.0)]
+        assert words_explained([word], Faults([loss, *later], 4.0))
