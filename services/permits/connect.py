@@ -168,6 +168,8 @@ def _by_sentinels(address: Address, bounds: dict[str, Any], timeout_s: float) ->
             "retry": Retry(NoBackoff(), 0),
         },
     )
+    for one in sentinels.sentinels:
+        one.connection_pool.connection_class = honest(one.connection_pool.connection_class)
     managed = SentinelManagedSSLConnection if address.tls else SentinelManagedConnection
     pool = PrimaryPool(  # type: ignore[no-untyped-call]
         address.service, sentinels, **{**bounds, "connection_class": managed}

@@ -10,6 +10,7 @@ import pytest
 import redis
 
 from services.permits import Demand, Permit, Refused
+from services.permits.connect import connect
 from services.permits.model import Granted
 from tests.permits.scene import LIMITS, TIMES, Heard, a_gate, a_store, demand, granted_of
 from tests.support.waiting import wait_until
@@ -147,6 +148,27 @@ async def test_one_connection_serves_five_hundred_callers_at_once(url: str, seen
         for permit in granted:
             permit.close()
     assert seen.nothing_left()
+
+
+async def test_a_caller_that_is_cancelled_at_any_step_of_a_plain_command_ends(url: str) -> None:
+    """A loop that went on because one cancellation was swallowed kept a whole process from ending."""
+    client = connect(url)
+
+    async def asks() -> None:
+        while True:
+            await client.hlen("nothing")
+
+    try:
+        for steps in range(200):
+            asking = asyncio.create_task(asks())
+            for _ in range(steps):
+                await asyncio.sleep(0)
+            asking.cancel()
+            await wait_until(asking.done, f"a caller that was cancelled in step {steps} ends")
+            assert asking.cancelled()
+    finally:
+        asking.cancel()
+        await client.aclose()
 
 
 async def test_cancelled_calls_leave_no_reply_for_the_next_one(url: str, seen: Seen) -> None:
