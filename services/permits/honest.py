@@ -1,19 +1,22 @@
-"""Makes redis-py's connections say so when they were reset while idle, and when their caller was cancelled."""
+"""Makes redis-py's connections say what they keep to themselves, and forget what nobody waits for."""
 
 import asyncio
+import socket
+import struct
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Final
+
+_RESET: Final = struct.pack("ii", 1, 0)
 
 
 class _Honest:
-    """What redis-py's own connections keep to themselves.
+    """A connection that was reset while it was idle says so when it is written to.
 
-    One that was reset while it was idle says so when it is written to. The write itself would not, or not in
-    these words: what it does is up to the event loop (nothing, a RuntimeError of uvloop, a TypeError of asyncio
-    from Python 3.12 on).
+    The write itself would not, or not in these words: what it does is up to the event loop (nothing, a
+    RuntimeError of uvloop, a TypeError of asyncio from Python 3.12 on).
 
-    And a cancellation is never lost. redis-py writes under `asyncio.wait_for`, which before Python 3.12 forgets
-    one that comes just as the write is done: whoever was cancelled then went on, for ever if it was a loop.
+    Nor is a cancellation ever lost. redis-py writes under `asyncio.wait_for`, which before Python 3.12
+    forgets one that comes just as the write is done: whoever was cancelled went on, in a loop for ever.
     """
 
     async def send_packed_command(
@@ -26,14 +29,30 @@ class _Honest:
         await super().send_packed_command(command, check_health)  # type: ignore[misc]
         if task and task.cancelling() > before:
             # Its reply is read by nobody.
-            await self.disconnect(nowait=True)  # type: ignore[attr-defined]
+            await self.disconnect(nowait=True)
             raise asyncio.CancelledError
+
+    async def disconnect(self, nowait: bool = False, **more: Any) -> None:  # noqa: ANN401, FBT001, FBT002
+        if nowait and (writer := self._writer) is not None:  # type: ignore[attr-defined]
+            forget_unsent(writer.transport)
+        await super().disconnect(nowait, **more)  # type: ignore[misc]
 
     async def _send_packed_command(self, command: Iterable[bytes]) -> None:
         writer: asyncio.StreamWriter = self._writer  # type: ignore[attr-defined]
         if writer.is_closing():
             raise ConnectionResetError("it was reset while it was idle")
         await super()._send_packed_command(command)  # type: ignore[misc]
+
+
+def forget_unsent(transport: asyncio.BaseTransport) -> None:
+    """Let closing this connection throw away what has not reached Redis yet.
+
+    Otherwise the kernel goes on sending it, for minutes, and a tick that nobody waits for any more arrives
+    behind the releases that were sent anew: its leases would be places lost for a ttl.
+    """
+    sock: socket.socket | None = transport.get_extra_info("socket")
+    if sock is not None and not transport.is_closing():
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
 
 
 def honest(kind: type) -> Any:  # noqa: ANN401  (a subclass of `kind`)

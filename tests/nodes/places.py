@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
+import time
 from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,6 +21,7 @@ from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+    from contextlib import ExitStack
     from pathlib import Path
 
     from services.permits.connect import Client
@@ -144,6 +146,26 @@ def frozen(processes: Iterable[Process]) -> Iterator[None]:
     finally:
         for process in held:
             process.sigcont()
+
+
+async def passes(seconds: float) -> None:
+    """Return when so much time has gone by: for tests that are about how long something lasts."""
+    until_s = time.monotonic() + seconds
+    await wait_until(lambda: time.monotonic() >= until_s, "time passes", seconds + 5)
+
+
+async def started(ends: Ends, url: str, count: int, opened: ExitStack) -> list[Call]:
+    """Start streams and read their first tokens; they end with `opened`."""
+    calls = [opened.enter_context(await ends.call(url)) for _ in range(count)]
+    for call in calls:
+        assert await call.first_token() is not None
+    return calls
+
+
+async def third_gets(replicas: Rig, count: int) -> None:
+    """Exactly `count` of more streams that the third replica is asked for are admitted."""
+    with await burst(count + 4, replicas.urls[2:], key=replicas.key()) as asked:
+        assert dict(asked.statuses) == ({200: count, 429: 4} if count else {429: 4})
 
 
 async def nothing_runs(eye: Eye, engine: ScriptedEngine, *, but: int = 0) -> None:

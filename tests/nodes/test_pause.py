@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from tests.nodes.places import Ends, Eye, admits_exactly, frozen, looking_at, nothing_runs
+from tests.nodes.places import (
+    Ends,
+    Eye,
+    admits_exactly,
+    frozen,
+    looking_at,
+    nothing_runs,
+    passes,
+    started,
+    third_gets,
+)
 from tests.support.answers import Stream
 from tests.support.burst import burst
 from tests.support.client import Call, fetch
@@ -38,20 +48,6 @@ def fleet(engine: ScriptedEngine, lost_lease: str, **more: Any) -> dict[str, Any
         "fleet": {"total": TOTAL, "cold": TOTAL, "lost_lease": lost_lease},
         "budgets": LONG_BUDGETS,
     }
-
-
-async def passes(seconds: float) -> None:
-    """Return when so much time has gone by: how long a pause lasts is what these tests are about."""
-    until_s = time.monotonic() + seconds
-    await wait_until(lambda: time.monotonic() >= until_s, "time passes", seconds + 5)
-
-
-async def started(ends: Ends, url: str, count: int, opened: ExitStack) -> list[Call]:
-    """Start streams and read their first tokens; they end with `opened`."""
-    calls = [opened.enter_context(await ends.call(url)) for _ in range(count)]
-    for call in calls:
-        assert await call.first_token() is not None
-    return calls
 
 
 @pytest.mark.parametrize("lost_lease", ["run_on", "stop"])
@@ -114,10 +110,10 @@ async def test_a_holder_that_slept_through_its_leases_stops_its_streams_and_free
                 assert {row.lease for row in await eye.leases()} == {
                     call.headers["tenure-lease"] for call in kept
                 }
-                await _third_gets(replicas, 0)
+                await third_gets(replicas, 0)
                 kept.pop().reset()
                 await eye.see(TOTAL - 1, "one place is free")
-                await _third_gets(replicas, 1)
+                await third_gets(replicas, 1)
                 for call in kept:
                     assert await call.next_token() is not None
             await nothing_runs(eye, engine)
@@ -148,13 +144,13 @@ async def test_a_holder_that_slept_through_its_leases_runs_on_as_a_visible_over_
                 for call in (*mine, *others):
                     assert await call.next_token() is not None
                 for still in range(TOTAL + 2, TOTAL - 1, -1):
-                    await _third_gets(replicas, 0)
+                    await third_gets(replicas, 0)
                     mine.pop().reset()
                     await eye.see(still, "one of the excess has ended")
-                await _third_gets(replicas, 0)
+                await third_gets(replicas, 0)
                 others.pop().reset()
                 await eye.see(TOTAL - 1, "one place is free")
-                await _third_gets(replicas, 1)
+                await third_gets(replicas, 1)
             await nothing_runs(eye, engine)
         assert {line["reason"] for line in await ends.reach(7)} == {"client_disconnect"}
         assert engine.max_open <= TOTAL + 3
@@ -172,12 +168,6 @@ async def _sleep_while_others_fill(replicas: Rig, eye: Eye, ends: Ends, opened: 
         await passes(2 * TTL_S - (time.monotonic() - asleep_s))
         assert await eye.live() == TOTAL
     return calls
-
-
-async def _third_gets(replicas: Rig, count: int) -> None:
-    """Exactly `count` of more streams that the third replica is asked for are admitted."""
-    with await burst(count + 4, replicas.urls[2:], key=replicas.key()) as asked:
-        assert dict(asked.statuses) == ({200: count, 429: 4} if count else {429: 4})
 
 
 async def _all_renewed(eye: Eye, ttl_ms: int) -> None:

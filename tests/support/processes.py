@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any, Final, TypedDict, Unpack
 
 from tests.support.client import HungUpError, fetch
 from tests.support.redis_server import free_port
+from tests.support.sockets import LOOPBACK
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 
@@ -32,6 +33,7 @@ class How(TypedDict, total=False):
 
     root: Path
     environment: Mapping[str, str] | None
+    before: Sequence[str]
 
 
 class Process:
@@ -46,11 +48,13 @@ class Process:
         ready_path: str = "/readyz",
         root: Path = ROOT,
         environment: Mapping[str, str] | None = None,
+        before: Sequence[str] = (),
     ) -> None:
         """Start `python command...` at once, its output going to `folder/name.log`.
 
         root         where the product is: this checkout, or an edition of it
         environment  laid over ours
+        before       words before `python`: of a program that becomes it, as `nsenter` does
         """
         self.name = name
         self.url = url
@@ -58,7 +62,7 @@ class Process:
         self._ready_path = ready_path
         with self.log_path.open("ab") as log:
             self._popen = subprocess.Popen(
-                [sys.executable, *command],
+                [*before, sys.executable, *command],
                 cwd=folder,
                 env={**clean_environment(), "PYTHONPATH": str(root), **(environment or {})},
                 stdin=subprocess.DEVNULL,
@@ -153,10 +157,17 @@ class Process:
 
 
 def gateway(
-    folder: Path, config: Path, *, name: str = "g1", port: int | None = None, **how: Unpack[How]
+    folder: Path,
+    config: Path,
+    *,
+    name: str = "g1",
+    port: int | None = None,
+    host: str = LOOPBACK,
+    **how: Unpack[How],
 ) -> Process:
     """Start one replica on `port` (None: a free one)."""
-    return _with_port(folder, "services.gateway", config, name, port, "--name", name, **how)
+    more = ("--host", host, "--name", name)
+    return _with_port(folder, "services.gateway", config, name, port, *more, host=host, **how)
 
 
 def reaper(folder: Path, config: Path, *, name: str = "reaper", port: int | None = None) -> Process:
@@ -172,11 +183,18 @@ def simulated_engine(folder: Path, *options: str, name: str = "engine", port: in
 
 
 def _with_port(
-    folder: Path, module: str, config: Path, name: str, port: int | None, *more: str, **how: Unpack[How]
+    folder: Path,
+    module: str,
+    config: Path,
+    name: str,
+    port: int | None,
+    *more: str,
+    host: str = LOOPBACK,
+    **how: Unpack[How],
 ) -> Process:
     port = port or free_port()
     command = ("-m", module, "--config", str(config), "--port", str(port), *more)
-    return Process(folder, name, *command, url=f"http://127.0.0.1:{port}", **how)
+    return Process(folder, name, *command, url=f"http://{host}:{port}", **how)
 
 
 def clean_environment() -> Mapping[str, str]:

@@ -48,7 +48,7 @@ class ScriptedEngine(Instrument):
     tapes             the bytes that came in on each of them, in order of acceptance; the first MiB of each
     """
 
-    def __init__(self, *, port: int = 0) -> None:
+    def __init__(self, *, port: int = 0, host: str = sockets.LOOPBACK) -> None:
         """Prepare; the port is taken at `start`."""
         self.requests: list[Seen] = []
         self.controls: list[Seen] = []
@@ -60,6 +60,7 @@ class ScriptedEngine(Instrument):
         self.connections = 0
         self.tapes: list[bytearray] = []
         self.port = port
+        self._host = host
         self._numbered = 0
         self._held = Held()
         self._peers: set[Peer] = set()
@@ -69,7 +70,7 @@ class ScriptedEngine(Instrument):
     @property
     def url(self) -> str:
         """Return the base URL, without a path."""
-        return f"http://{sockets.LOOPBACK}:{self.port}"
+        return f"http://{self._host}:{self.port}"
 
     @property
     def open(self) -> int:
@@ -154,7 +155,7 @@ class ScriptedEngine(Instrument):
 
     async def _open_server(self) -> None:
         if self._server is None:
-            sock = sockets.listen(self.port, send_buffer=SEND_BUFFER_BYTES)
+            sock = sockets.listen(self.port, host=self._host, send_buffer=SEND_BUFFER_BYTES)
             self.port = int(sock.getsockname()[1])
             self._server = await self._thread.loop.create_server(self._new_peer, sock=sock, backlog=2048)
 

@@ -19,13 +19,15 @@ _SO_ATTACH_FILTER = 26
 _DROP_ALL = struct.pack("HBBI", 0x06, 0, 0, 0)  # BPF: return 0 bytes of each packet
 
 
-def listen(port: int = 0, *, backlog: int = 2048, send_buffer: int | None = None) -> socket.socket:
-    """Return a listening loopback socket; `send_buffer` bytes bound what the kernel holds per connection."""
+def listen(
+    port: int = 0, *, host: str = LOOPBACK, backlog: int = 2048, send_buffer: int | None = None
+) -> socket.socket:
+    """Return a listening socket; `send_buffer` bytes bound what the kernel holds per connection."""
     sock = socket.socket()
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     if send_buffer is not None:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
-    sock.bind((LOOPBACK, port))
+    sock.bind((host, port))
     sock.listen(backlog)
     sock.setblocking(False)
     return sock
