@@ -16,11 +16,11 @@ STYLUA   := $(CACHE)/stylua/node_modules/@johnnymorganz/stylua/stylua_lib_node.m
 STYLUA_VERSION := 2.5.2
 
 .DEFAULT_GOAL := help
-.PHONY: help up test coverage check audit model soak bench format clean \
+.PHONY: help up test coverage check audit model soak bench bench-guard format clean \
         check-format check-lint check-types check-imports check-spelling check-lua check-lua-style
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 up: $(VENV)/.installed ## run everything on this machine: Redis, two gateways, a reaper, a simulated engine
 	@$(BIN)/tenure up $(ARGS)
@@ -41,6 +41,9 @@ soak: $(VENV)/.installed-dev ## mixed load under random faults, and a ledger: ma
 
 bench: $(VENV)/.installed-dev ## measure, five minutes; ARGS="--peers": other gateways too; see docs/performance.md
 	@$(BIN)/python -m bench $(ARGS)
+
+bench-guard: $(VENV)/.installed-dev ## count what a request and a token make the gateway do; half a minute
+	@$(BIN)/python -m bench.guard
 
 audit: $(VENV)/.installed-dev ## look up known vulnerabilities of what is installed
 	@$(BIN)/python .ci/audit.py

@@ -1,4 +1,4 @@
-"""`python -m bench [gateway] [live] [redis]`: print tables, and write the page if asked to."""
+"""`python -m bench [gateway] [live] [redis] [scale]`: print tables, and write the page if asked to."""
 
 import argparse
 import os
@@ -16,13 +16,13 @@ from typing import Final
 import uvloop
 from rich.console import Console
 
-from bench import aims, gateway_cost, live, redis_cost, report, sheets
+from bench import aims, gateway_cost, live, redis_cost, report, scale, sheets
 from bench.aims import Aim
 from bench.cpu import leave_a_core
 from bench.report import Sheet
 from tests.support.redis_server import server_binary
 
-SUITES: Final = ("gateway", "live", "redis")
+SUITES: Final = ("gateway", "live", "redis", "scale")
 ROUNDS: Final = 5
 
 
@@ -56,6 +56,8 @@ def main() -> None:
         _live(run, console, options.rounds)
     if "redis" in suites:
         _redis(run, console)
+    if "scale" in suites:
+        _scale(run, console, options)
     run.sheets.insert(0, aims.sheet(run.aims))
     run.sheets[0].show(console)
     took_s = monotonic() - began_s
@@ -97,6 +99,14 @@ def _redis(run: Run, console: Console) -> None:
     run.add(sheets.redis_growth(costs), console)
     run.add(sheets.redis_line(redis_cost.measure_handoff()), console)
     run.aims += aims.of_redis(costs)
+
+
+def _scale(run: Run, console: Console, options: argparse.Namespace) -> None:
+    found = [
+        uvloop.run(scale.one_server(options.gateways, options.leases)),
+        uvloop.run(scale.cluster(options.gateways, max(1, options.leases // scale.CLUSTER_PART))),
+    ]
+    run.add(sheets.scales(found), console)
 
 
 def _intro(took_s: float, *, with_peers: bool) -> str:

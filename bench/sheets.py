@@ -4,11 +4,13 @@ from collections.abc import Sequence
 from statistics import median
 
 from bench import chart, gateway_cost, live, redis_cost
+from bench import scale as scale_run
 from bench.gateway_cost import Figures
 from bench.live import Cancels, Crowd
 from bench.peers import Absent
 from bench.redis_cost import Cost, HandoffCost
 from bench.report import Sheet
+from bench.scale import Scale
 from bench.stats import Spread, quantile
 from bench.targets import FLOOR, TENURE
 
@@ -154,4 +156,44 @@ def redis_line(rows: Sequence[HandoffCost]) -> Sheet:
             ]
             for row in rows
         ],
+    )
+
+
+def scales(found: Sequence[Scale]) -> Sheet:
+    """Show how far one Redis, and a Cluster, can be driven from here."""
+    rows = [
+        [
+            f"{scale.name}, {scale.fleets} fleets" if scale.fleets > 1 else scale.name,
+            f"{scale.gateways * scale.leases:,}",
+            f"{step.offered_per_s:,.0f}",
+            f"{step.admitted_per_s:,.0f}",
+            f"{step.redis_share:.0%}",
+            f"{step.gateway_share:.0%}",
+            f"{step.acquire_p99_ms:.1f}",
+            f"{step.late_p99_ms:.0f}",
+        ]
+        for scale in found
+        for step in scale.steps
+    ]
+    told = "; ".join(
+        f"{scale.name}: ticks alone {scale.steps[0].redis_share:.1%} of a core, and "
+        f"{scale.admission_us:.0f} us of the busiest server for each admission"
+        for scale in found
+    )
+    return Sheet(
+        "A fleet of gateways",
+        (
+            "Redis",
+            "live leases",
+            "offered/s",
+            "admitted/s",
+            "CPU of the busiest Redis",
+            "CPU of the gateways",
+            "acquire p99, ms",
+            "tick late p99, ms",
+        ),
+        rows,
+        f"{found[0].gateways} gateways of the real library in {scale_run.PROCESSES} processes, all leases "
+        "renewed with the default tick; requests come at random moments, faster from step to step until "
+        f"fewer than {scale_run.REACHED:.0%} are admitted or ticks are half a tick late. {told}.",
     )
