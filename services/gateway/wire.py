@@ -30,8 +30,14 @@ LINGER_BYTES_MAX: Final = 64 * 1024 * 1024
 # Requests sent ahead of their turn; beyond that the connection is not read, and the client not watched.
 _PIPELINED_MAX: Final = 4
 _RESET: Final = struct.pack("ii", 1, 0)
+# Takes the place of the parser of a connection that is lost.
+_SPENT: Final = httptools.HttpRequestParser(None)
 # Held back instead of a write that is yet to come.
 _NEXT: Final = b"next"
+
+
+def _nothing() -> None:
+    """Do nothing."""
 
 
 class Wire:
@@ -173,6 +179,10 @@ class _Exit:
         self.flush()
         self._leave()
 
+    def let_go(self) -> None:
+        """Forget the connection, which is lost."""
+        self._leave = _nothing
+
 
 class Protocol(HttpToolsProtocol):
     """One client connection."""
@@ -272,6 +282,10 @@ class Protocol(HttpToolsProtocol):
         # Uvicorn leaves the timer of a connection that was reset: it would keep all of it for as long.
         self._unset_keepalive_if_required()
         super().connection_lost(exc)
+        # They know this connection, and it them: a ring that would wait for the garbage collector.
+        self.parser = _SPENT
+        self.exit.let_go()
+        self._wires.clear()
 
     def send_400_response(self, msg: str) -> None:
         """Answer bytes that are no HTTP; in the midst of a reply there is no answer but the end."""

@@ -6,6 +6,7 @@ import gc
 from typing import Any
 
 import pytest
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from services.gateway.trip import Trip
 from services.permits.permit import Permit
@@ -16,7 +17,11 @@ from tests.support.waiting import wait_until
 
 
 def kept() -> list[str]:
-    return [type(one).__name__ for one in gc.get_objects() if isinstance(one, Trip | Permit)]
+    return [
+        type(one).__name__
+        for one in gc.get_objects()
+        if isinstance(one, Trip | Permit | RequestResponseCycle)
+    ]
 
 
 @pytest.mark.parametrize("answer", [Stream(tokens=2), failure(500), Stream(hold_after=1)])
