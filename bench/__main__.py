@@ -97,6 +97,7 @@ def _live(run: Run, console: Console, rounds: int) -> None:
 def _redis(run: Run, console: Console) -> None:
     costs = redis_cost.measure()
     run.add(sheets.redis_growth(costs), console)
+    run.add(sheets.redis_core(costs), console)
     run.add(sheets.redis_line(redis_cost.measure_handoff()), console)
     run.aims += aims.of_redis(costs)
 

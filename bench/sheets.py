@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from statistics import median
+from typing import Final
 
 from bench import chart, gateway_cost, live, redis_cost
 from bench import scale as scale_run
@@ -12,7 +13,12 @@ from bench.redis_cost import Cost, HandoffCost
 from bench.report import Sheet
 from bench.scale import Scale
 from bench.stats import Spread, quantile
-from bench.targets import FLOOR, TENURE
+from bench.targets import FLOOR, LEASE, TENURE
+
+# A server that is busier answers late whenever something else comes in between.
+CORE_SHARE: Final = 0.6
+# A gateway ticks after 0.8 to 1.0 of `tick_ms`.
+MEAN_TICK_S: Final = 0.9 * LEASE["tick_ms"] / 1000
 
 
 def costs(figures: Sequence[Figures], absent: Sequence[Absent]) -> Sheet:
@@ -137,6 +143,32 @@ def redis_growth(rows: Sequence[Cost]) -> Sheet:
         ],
         f"The server's main thread, reading and answering included, in bursts of {redis_cost.BURST} "
         "calls; each lease has a place in four pools.",
+    )
+
+
+def redis_core(rows: Sequence[Cost]) -> Sheet:
+    """Show what one Redis core carries, by the largest fleet that was measured."""
+    most = max(rows, key=lambda row: row.live)
+    admission_us = most.acquire_us + most.release_us
+    lines = []
+    for leases in (1_000, 10_000, 50_000):
+        ticks = leases / MEAN_TICK_S * most.tick_per_lease_us / 1e6
+        left = max(0.0, CORE_SHARE - ticks) * 1e6 / admission_us
+        lines.append([f"{leases:,}", f"{ticks:.1%}", f"{left:,.0f}", f"{leases / left:,.1f}" if left else ""])
+    return Sheet(
+        "What one Redis core carries",
+        (
+            "live leases",
+            "ticks, of a core",
+            "admissions/s beside them",
+            "when a request holds its place for, s",
+        ),
+        lines,
+        f"Up to {CORE_SHARE:.0%} of a core: leases / {MEAN_TICK_S} s x {most.tick_per_lease_us:.1f} us for "
+        "the ticks (the default tick with its jitter), and "
+        f"{admission_us:.0f} us for each admission with its release, at {most.live:,} leases. Where requests "
+        "hold their places for longer than the last column says, leases fill the core; where for less, "
+        "admissions.",
     )
 
 

@@ -9,6 +9,7 @@ from bench import chart, report
 from bench.aims import Aim, of_redis
 from bench.redis_cost import Cost
 from bench.report import BEGIN, END, Sheet, put_between_marks
+from bench.sheets import redis_core
 from bench.stats import Spread, quantile
 
 PAGE = f"# Title\n\nbefore\n\n{BEGIN}\nold\n{END}\n\nafter\n"
@@ -94,6 +95,14 @@ def test_growth_is_judged_over_the_rows_that_differ_in_one_thing() -> None:
     assert (whole.found, plain.found, tick.found) == (80.0, 60.0, 5.0)
     assert leases.found == pytest.approx(33 / 30)
     assert tenants.found == 2.0
+
+
+def test_what_a_core_carries_is_what_ticks_leave_of_it() -> None:
+    """Whoever plans a fleet with this table must be able to trust the arithmetic."""
+    dear = Cost(10_000, 20, acquire_us=60.0, release_us=40.0, gathered_us=1.0, tick_per_lease_us=9.0)
+    rows = redis_core([Cost(100, 20, 1.0, 1.0, 1.0, 1.0), dear]).rows
+    # 50 000 leases / 2.25 s x 9 us are a fifth of a core; of 0.6 there is 0.4 left for 100 us each.
+    assert rows[-1] == ["50,000", "20.0%", "4,000", "12.5"]
 
 
 def _widths(drawn: str) -> list[float]:
