@@ -24,6 +24,7 @@ from tests.support.redis_server import server_binary
 
 SUITES: Final = ("gateway", "live", "redis", "scale")
 ROUNDS: Final = 5
+TABLE_COLUMNS: Final = 130
 
 
 @dataclass
@@ -40,16 +41,29 @@ class Run:
         sheet.show(console)
 
 
+class Options(argparse.Namespace):
+    """The words of the command line."""
+
+    suites: list[str]
+    rounds: int
+    gateways: int
+    leases: int
+    peers: bool
+    write: Path | None
+
+
 def main() -> None:
     """Run the suites that were named, or all."""
-    options = _parser().parse_args()
+    options = parser().parse_args(namespace=Options())
     suites = options.suites or SUITES
     if options.write and set(suites) != set(SUITES):
         sys.exit("bench: --write needs a run of all suites: the page is one run")
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
     leave_a_core()
-    console, run, began_s = Console(), Run(), monotonic()
+    # A pipe has no width of its own, and figures that are broken over lines cannot be read.
+    console = Console(width=None if sys.stdout.isatty() else TABLE_COLUMNS)
+    run, began_s = Run(), monotonic()
     if "gateway" in suites:
         _gateway(run, console, options.rounds, with_peers=options.peers)
     if "live" in suites:
@@ -66,17 +80,20 @@ def main() -> None:
         report.write(options.write, run.sheets, run.pictures, _intro(took_s, with_peers=options.peers))
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="bench", description="measure what admission costs")
-    parser.add_argument(
+def parser() -> argparse.ArgumentParser:
+    """Return what reads the command line into Options."""
+    made = argparse.ArgumentParser(prog="bench", description="measure what admission costs")
+    made.add_argument(
         "suites", nargs="*", choices=[*SUITES, []], help=f"{', '.join(SUITES)}; all when left out"
     )
-    parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"of each target (default {ROUNDS})")
-    parser.add_argument("--peers", action="store_true", help="install and measure other gateways too")
-    parser.add_argument(
+    made.add_argument("--rounds", type=int, default=ROUNDS, help=f"of each target (default {ROUNDS})")
+    for name, usual, of in (("gateways", scale.GATEWAYS, "of `scale`"), ("leases", scale.LEASES, "of each")):
+        made.add_argument(f"--{name}", type=int, default=usual, help=f"{of} (default {usual})")
+    made.add_argument("--peers", action="store_true", help="install and measure other gateways too")
+    made.add_argument(
         "--write", type=Path, metavar="PAGE", help="put tables and plots into docs/performance.md"
     )
-    return parser
+    return made
 
 
 def _gateway(run: Run, console: Console, rounds: int, *, with_peers: bool) -> None:
@@ -102,7 +119,7 @@ def _redis(run: Run, console: Console) -> None:
     run.aims += aims.of_redis(costs)
 
 
-def _scale(run: Run, console: Console, options: argparse.Namespace) -> None:
+def _scale(run: Run, console: Console, options: Options) -> None:
     found = [
         uvloop.run(scale.one_server(options.gateways, options.leases)),
         uvloop.run(scale.cluster(options.gateways, max(1, options.leases // scale.CLUSTER_PART))),

@@ -3,6 +3,7 @@
 import pytest
 
 from bench import scale
+from bench.__main__ import Options, parser
 from bench.guard import Calls
 from bench.scale import Scale, Step
 from bench.scale_worker import Book
@@ -20,6 +21,12 @@ def test_calls_are_counted_python_and_c_alike() -> None:
     with Calls() as some:
         _called(5)
     assert some.count - none.count == 1 + 5
+
+
+def test_the_command_line_gives_every_option_that_a_run_reads() -> None:
+    """A word that is missing would show after minutes of measuring."""
+    options = parser().parse_args([], namespace=Options())
+    assert set(vars(options)) == set(Options.__annotations__)
 
 
 async def test_gateways_in_processes_hold_what_they_were_told_to_and_admit_at_the_rate() -> None:
