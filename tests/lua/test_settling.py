@@ -43,6 +43,7 @@ def test_ten_thousand_overdue_leases_make_no_script_long(crowded: RawFleet, verb
     stats = crowded.client.info("commandstats")
     commands = sum(row["calls"] for name, row in stats.items() if not name.startswith("cmdstat_eval"))
     dropped = OVERDUE - len([lease for lease in crowded.pool("total") if lease.startswith("dead")])
+    print(f"{verb}: {commands} commands, {stats['cmdstat_evalsha']['usec'] / 1000:.1f} ms")  # noqa: T201
     assert members == OVERDUE
     assert dropped == most
     assert commands <= PER_LEASE * most + OWN + (2 if verb == "reap" else 0) * 200

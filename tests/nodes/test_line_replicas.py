@@ -99,7 +99,8 @@ async def test_a_late_tenant_starts_within_the_next_two_releases(
             await wait_until(lambda: engine.held == 4, "four run")
             engine.finish(1)
             await reached(engine, 9 + n)
-        assert "b" in {tenant_of(seen) for seen in engine.requests[8:10]}
+        place = [tenant_of(seen) for seen in engine.requests[8:10]].index("b") + 1
+        print(f"behind 36 of a flood, started with release {place} after it came")  # noqa: T201
         assert time.monotonic() - began_s < 2
         assert engine.max_open == 4
     await _all_gone(replicas, engine, lasting_redis)
@@ -207,7 +208,9 @@ async def test_a_place_of_a_killed_gateway_goes_to_a_waiter_on_another_replica(
             replicas.gateways[0].kill9()
             assert await waits.head(10) == 200
             # As many seconds again as one tick, for a machine that is busy with other tests.
-            assert time.monotonic() - began_s < TTL_S + REAPER_S + 0.5
+            waited_s = time.monotonic() - began_s
+            assert waited_s < TTL_S + REAPER_S + 0.5
+            print(f"the waiter started {waited_s:.2f} s after the holder was killed")  # noqa: T201
     await replicas.restart_gateway(0)
     await _all_gone(replicas, engine, lasting_redis)
 

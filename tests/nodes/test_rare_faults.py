@@ -12,6 +12,7 @@ from tests.nodes.places import (
     META,
     SLOW,
     Ends,
+    Eye,
     admits_exactly,
     looking_at,
     nothing_runs,
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from tests.support.processes import Process
     from tests.support.redis_server import RedisServer
     from tests.support.scripted_engine import ScriptedEngine
 
@@ -218,25 +220,45 @@ async def test_a_tick_that_arrives_after_the_releases_takes_places_for_a_ttl_at_
             looking_at(replicas.configs[0], redis_url) as eye,
         ):
             (gateway,) = replicas.gateways
-            with ExitStack() as opened:
-                await started(Ends([]), gateway.url, 2, opened)
-                await eye.all_tick(1)
-                shim.stall()
-                await wait_until(
-                    lambda: "redis_unavailable" in gateway.log_text(), "a tick is given up", 3 * TICK_S + 3
-                )
-                # New connections pass; what is held back stays so.
-                shim.mode = "pass"
-                await gateway.ready()
-            await nothing_runs(eye, engine)
-            shim.healthy()
-            late_s = time.monotonic()
-            await eye.see(2, "the old tick arrives")
+            # What is held back may be the answer to a tick, or a look at the limits: then nothing arrives.
+            for _ in range(8):
+                await _released_past_what_is_held_back(shim, gateway, eye)
+                await nothing_runs(eye, engine)
+                shim.healthy()
+                late_s = time.monotonic()
+                if await _comes_to(eye, 2, within_s=1.0):
+                    break
             await eye.see(0, "its ghosts run out", TTL_S + GRACE_S)
             ghosts_s = time.monotonic() - late_s
-            assert ghosts_s < TTL_S + GRACE_S
+            assert TTL_S - TICK_S < ghosts_s < TTL_S + GRACE_S
             await admits_exactly(TOTAL, replicas, engine)
             print(f"2 places were lost for {ghosts_s:.2f} s")  # noqa: T201
+
+
+async def _released_past_what_is_held_back(shim: RedisShim, gateway: Process, eye: Eye) -> None:
+    """Run two streams, hold back what is sent to Redis, and end them once it was given up."""
+    with ExitStack() as opened:
+        await started(Ends([]), gateway.url, 2, opened)
+        await eye.all_tick(1)
+        outages = gateway.log_text().count("redis_unavailable")
+        shim.stall()
+        await wait_until(
+            lambda: gateway.log_text().count("redis_unavailable") > outages,
+            "a call is given up",
+            3 * TICK_S + 3,
+        )
+        # New connections pass; what is held back stays so.
+        shim.mode = "pass"
+        await gateway.ready()
+
+
+async def _comes_to(eye: Eye, live: int, *, within_s: float) -> bool:
+    """Whether exactly `live` leases are live at some moment from now on."""
+    until_s = time.monotonic() + within_s
+    while time.monotonic() < until_s:
+        if await eye.live() == live:
+            return True
+    return False
 
 
 async def test_a_place_that_a_bug_forgets_is_lost_for_idle_and_a_ttl(

@@ -99,6 +99,7 @@ async def test_a_roll_through_all_replicas_under_load_loses_no_request_and_no_pl
             await asyncio.gather(*callers)
         assert set(traffic.outcomes) <= {"served", "told to come back", "elsewhere"}, traffic.outcomes
         assert traffic.outcomes["served"] >= 4 * EACH_STAGE
+        print(dict(traffic.outcomes))  # noqa: T201
         async with looking_at(replicas.configs[0]) as eye:
             await nothing_runs(eye, engine)
             assert await eye.lapsed() == 0

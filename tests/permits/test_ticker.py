@@ -33,6 +33,7 @@ async def test_a_blocked_event_loop_delays_no_renewal(url: str, seen: Seen) -> N
         assert max(heard.ticks) < TIMES.ttl_ms / 2000
         assert permit.deadline_s > monotonic()
         assert not heard.causes
+        print(f"{len(heard.ticks) - ticks} ticks meanwhile, the latest {max(heard.ticks):.2f} s late")  # noqa: T201
     await wait_until(seen.nothing_left, "the permit went back")
 
 

@@ -36,6 +36,7 @@ class Island:
     """The other end of two cables. Addresses are those of the side that is named."""
 
     redis_side: Final = "10.77.1.1"
+    redis_address: Final = "10.77.1.2"
     hub_side: Final = "10.77.2.1"
     address: Final = "10.77.2.2"
 

@@ -6,7 +6,7 @@ import signal
 import socket
 import subprocess
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
@@ -60,7 +60,8 @@ class RedisServer:
 
     The port and the socket stay the same over `stop` and `start`. Nothing is persisted, so a
     restarted server is empty. `options` are extra words of the server's command line, `environment` is laid
-    over ours; with `password` it requires that one.
+    over ours; with `password` it requires that one. `before` are words before the command: of a program that
+    becomes it, as `nsenter` does.
     """
 
     def __init__(
@@ -70,8 +71,10 @@ class RedisServer:
         options: tuple[str, ...] = (),
         password: str = "",
         environment: Mapping[str, str] | None = None,
+        before: Sequence[str] = (),
     ) -> None:
         self.folder = folder
+        self.before = before
         self.environment = environment or {}
         self.options = (*options, "--requirepass", password) if password else options
         self._password = password or None
@@ -114,6 +117,7 @@ class RedisServer:
 
     def _command(self) -> list[str]:
         return [
+            *self.before,
             server_binary(),
             *("--bind", "127.0.0.1", "--port", str(self.port)),
             *("--unixsocket", str(self.socket_path), "--unixsocketperm", "700"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Final
 
 import pytest
@@ -85,8 +86,10 @@ async def test_a_primary_that_dies_under_a_hundred_streams_cuts_none_of_them(
         await wait_until(
             lambda: sentinels.primary_port() not in (0, dead.port), "a replica is promoted", PROMOTION_S
         )
+        promoted_s = time.monotonic()
         await wait_until(lambda: admits(replicas, 0), "the first replica admits again", ADMITS_S)
         await wait_until(lambda: admits(replicas, 1), "the second replica admits again", ADMITS_S)
+        print(f"both admitted {time.monotonic() - promoted_s:.2f} s after the promotion")  # noqa: T201
         await _is_as_before(replicas, eye, engine)
         await all_run_on(calls)
         for call in calls:
