@@ -38,9 +38,10 @@ class _Honest:
         await super().disconnect(nowait, **more)  # type: ignore[misc]
 
     async def _send_packed_command(self, command: Iterable[bytes]) -> None:
-        writer: asyncio.StreamWriter = self._writer  # type: ignore[attr-defined]
-        if writer.is_closing():
-            raise ConnectionResetError("it was reset while it was idle")
+        # None: whoever saw its node in trouble closed it, since it was found to be connected.
+        writer: asyncio.StreamWriter | None = self._writer  # type: ignore[attr-defined]
+        if writer is None or writer.is_closing():
+            raise ConnectionResetError("it was closed or reset before it was written to")
         await super()._send_packed_command(command)  # type: ignore[misc]
 
 

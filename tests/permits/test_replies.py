@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Literal
 
 import pytest
 import redis
+from redis.asyncio import UnixDomainSocketConnection
 
 from services.permits import Demand, Permit, Refused
 from services.permits.connect import connect
+from services.permits.honest import honest
 from services.permits.model import Granted
 from tests.permits.scene import LIMITS, TIMES, Heard, a_gate, a_store, demand, granted_of
 from tests.support.waiting import wait_until
@@ -169,6 +171,33 @@ async def test_a_caller_that_is_cancelled_at_any_step_of_a_plain_command_ends(ur
     finally:
         asking.cancel()
         await client.aclose()
+
+
+async def test_a_connection_that_is_closed_at_any_step_of_a_command_is_an_outage(
+    redis_server: RedisServer,
+) -> None:
+    """A client of a Cluster closes all connections of a node in trouble, also those that begin to send.
+
+    What is no outage is taken for a defect: nobody tries again, and a tick fails with a traceback.
+    """
+    connection = honest(UnixDomainSocketConnection)(path=str(redis_server.socket_path), socket_timeout=5)
+    closed = 0
+
+    async def ping() -> None:
+        await connection.send_command("PING")
+        await connection.read_response()
+
+    for steps in range(20):
+        await connection.connect()
+        sending = asyncio.create_task(ping())
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        await connection.disconnect(nowait=True)
+        (outcome,) = await asyncio.gather(sending, return_exceptions=True)
+        assert outcome is None or isinstance(outcome, redis.ConnectionError), (steps, outcome)
+        closed += outcome is not None
+        await connection.disconnect(nowait=True)
+    assert closed > 0
 
 
 async def test_cancelled_calls_leave_no_reply_for_the_next_one(url: str, seen: Seen) -> None:
