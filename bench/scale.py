@@ -82,11 +82,13 @@ class Scale:
     def admission_us(self) -> float:
         """Return the microseconds of Redis CPU of one admission more, from the busiest step that was reached.
 
-        Of the busiest server: on a Cluster, divided by its share of the admissions.
+        Of the busiest server: on a Cluster only its share of them reaches it. 0 when no step was reached.
         """
-        idle, busy = self.steps[0], [step for step in self.steps if step.is_reached][-1]
-        if busy is idle:
+        idle, *more = self.steps
+        reached = [step for step in more if step.is_reached]
+        if not reached:
             return 0.0
+        busy = reached[-1]
         return (busy.redis_share - idle.redis_share) / busy.admitted_per_s * 1e6
 
 

@@ -207,11 +207,7 @@ def scales(found: Sequence[Scale]) -> Sheet:
         for scale in found
         for step in scale.steps
     ]
-    told = "; ".join(
-        f"{scale.name}: ticks alone {scale.steps[0].redis_share:.1%} of a core, and "
-        f"{scale.admission_us:.0f} us of the busiest server for each admission"
-        for scale in found
-    )
+    told = "; ".join(f"{scale.name}: {_summary(scale)}" for scale in found)
     return Sheet(
         "A fleet of gateways",
         (
@@ -229,3 +225,10 @@ def scales(found: Sequence[Scale]) -> Sheet:
         "renewed with the default tick; requests come at random moments, faster from step to step until "
         f"fewer than {scale_run.REACHED:.0%} are admitted or ticks are half a tick late. {told}.",
     )
+
+
+def _summary(scale: Scale) -> str:
+    ticks = f"ticks alone take {scale.steps[0].redis_share:.1%} of a core"
+    if not scale.admission_us:
+        return f"{ticks}; no step was reached"
+    return f"{ticks}, each admission {scale.admission_us:.0f} us of the busiest server"

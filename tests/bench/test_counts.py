@@ -68,6 +68,7 @@ def test_the_cost_of_an_admission_leaves_ticks_out_and_steps_that_were_not_reach
         _step(2_000.0, 1_200.0, share=0.9),
     ]
     assert Scale("one", 1, 1, 1, steps).admission_us == pytest.approx(100)
+    assert Scale("one", 1, 1, 1, [steps[0], steps[2]]).admission_us == 0.0
 
 
 def _step(offered: float, admitted: float, *, share: float = 0.5, late_ms: float = 0.0) -> Step:
