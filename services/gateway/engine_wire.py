@@ -51,8 +51,9 @@ class Reply:
     """
 
     __slots__ = (
-        "_begun", "_broken", "_connection", "_has_body", "_held", "_news", "_parser", "_pieces",
-        "_silent_bytes", "content_type", "encoding", "is_whole", "raw_headers", "reusable", "status",
+        "_begun", "_broken", "_connection", "_has_body", "_held", "_news", "_parser", "_pass_on",
+        "_pieces", "_silent_bytes", "content_type", "encoding", "is_whole", "raw_headers", "reusable",
+        "status",
     )  # fmt: skip
 
     def __init__(self, connection: "Connection", *, has_body: bool) -> None:
@@ -67,6 +68,7 @@ class Reply:
         self._pieces: list[bytes] = []
         self._held = self._silent_bytes = 0
         self._news: asyncio.Future[None] | None = None
+        self._pass_on: Callable[[bytes], bool] | None = None
         self._broken: EngineFailed | None = None
         self._begun = self.is_whole = self.reusable = False
         self.status = 0
@@ -82,24 +84,23 @@ class Reply:
                 raise self._broken
             await self._next()
 
-    async def read(self) -> bytes:
+    async def read(self, pass_on: Callable[[bytes], bool] | None = None) -> bytes:
         """Return what has arrived, b"" at the clean end; raise EngineFailed at any other, after all bytes.
 
-        Waits only when nothing is there. Cancelling cuts the connection.
+        Waits only when nothing is there; meanwhile `pass_on` is offered what arrives before the end, in the
+        event loop's own call, and the first piece that it does not take is returned: to wake a task for each
+        token costs more than to pass it on. It must not raise. Cancelling cuts the connection.
         """
-        pieces = self._pieces
-        while not pieces:
+        while not self._pieces:
             if self.is_whole:
                 return b""
             if self._broken is not None:
                 raise self._broken
+            self._pass_on = pass_on
             await self._next()
-        data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-        pieces.clear()
         if self._held >= HELD_BYTES and self._connection is not None:
             self._connection.resume_reading()
-        self._held = 0
-        return data
+        return self._take()
 
     @property
     def is_read(self) -> bool:
@@ -134,6 +135,12 @@ class Reply:
             self.fail(f"sent {self._silent_bytes} bytes without a byte of a body")
         elif self._held >= HELD_BYTES and self._connection is not None:
             self._connection.pause_reading()
+        elif self._pass_on is not None and self._pieces and not self.is_whole and self._broken is None:
+            piece = self._take()
+            if self._pass_on(piece):
+                return
+            self._pieces.append(piece)
+            self._held = len(piece)
         self._wake()
 
     def end_of_input(self) -> None:
@@ -153,10 +160,19 @@ class Reply:
 
     def let_go(self) -> None:
         """Forget the connection: what is still to be read is here."""
-        self._connection = None
+        self._connection = self._pass_on = None
         self._parser = _SPENT
 
+    def _take(self) -> bytes:
+        """Return all that is held, and hold it no more."""
+        pieces = self._pieces
+        data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        pieces.clear()
+        self._held = 0
+        return data
+
     def _wake(self) -> None:
+        self._pass_on = None
         news, self._news = self._news, None
         if news is not None and not news.done():
             news.set_result(None)

@@ -1,5 +1,6 @@
 """Passing a reply on, and ending one that cannot be passed on to its end."""
 
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from typing import Final
 
@@ -82,9 +83,10 @@ class OwnedStream:
         Returns the last chunk unsent: the engine is done with it, so the permit need not wait for the client.
         """
         trip, reply, observer, deadlines = self._trip, self.reply, self.observer, _deadlines(self._trip)
+        pass_on = _passing_on(trip, observer) if trip.wire.is_open_ended else None
         deadlines.reading()
         while True:
-            chunk = await reply.read()
+            chunk = await reply.read(pass_on if trip.first_token_s else None)
             now_s = deadlines.reading()
             observer.feed(chunk)
             ended = not chunk or reply.is_read
@@ -102,6 +104,21 @@ class OwnedStream:
             else:
                 # Nothing is waited for, so there is nothing to time.
                 await send(message)
+
+
+def _passing_on(trip: Trip, observer: Observer) -> Callable[[bytes], bool]:
+    """Return what passes a chunk on in the call that brought it; False: the client must be waited for."""
+    wire, reading, feed, pass_on = trip.wire, _deadlines(trip).reading, observer.feed, trip.wire.pass_on
+
+    def take(chunk: bytes) -> bool:
+        if wire.is_behind or trip.reason is not None:
+            return False
+        trip.last_token_s = reading()
+        feed(chunk)
+        pass_on(chunk)
+        return True
+
+    return take
 
 
 def own_headers(trip: Trip) -> RawHeaders:

@@ -96,6 +96,16 @@ class Wire:
         """Whether all of the request has arrived, so that reading it cannot wait."""
         return not self._cycle.more_body
 
+    @property
+    def is_open_ended(self) -> bool:
+        """Whether the reply's head is sent and does not say how long it is: then `pass_on` may be used."""
+        return self.has_begun and (self._unframed or bool(self._cycle.chunked_encoding))
+
+    def pass_on(self, chunk: bytes) -> None:
+        """Send a part of an open-ended body, as uvicorn's `send` does, without a task that waits."""
+        if not self._cycle.disconnected:
+            self._protocol.exit.write(chunk if self._unframed else b"%x\r\n%b\r\n" % (len(chunk), chunk))
+
     def begin(self) -> None:
         """Let the head, which is sent next, go out together with what follows it at once."""
         self._protocol.exit.hold()
