@@ -22,6 +22,8 @@ class Place:
     cold_until: int
     expiry: int
     grant: int
+    # Why somebody ended it; empty: nobody did.
+    cut: str = ""
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,9 @@ class FleetModel:
     limits: dict[str, int]
     places: dict[str, Place] = field(default_factory=dict)
     evidence: set[tuple[str, str]] = field(default_factory=set)
+    # holder -> end of its session, and those that were told to drain.
+    sessions: dict[str, int] = field(default_factory=dict)
+    draining: set[str] = field(default_factory=set)
     learning_until: int = 0
     grant: int = 0
     # Every way into and out of `places`, so that they can be balanced.
@@ -107,8 +112,17 @@ class FleetModel:
         ]
         return engines[min(fit)[2]] if fit else None
 
-    def tick(self, running: dict[str, Facts], now: int) -> list[str]:
-        """Return the leases that were missing. `running` is what the gateway believes."""
+    def tick(self, holder: str, running: dict[str, Facts], now: int) -> tuple[list[str], dict[str, str]]:
+        """Return the leases that were missing, and what is to end. `running` is what the gateway believes."""
+        self.sessions[holder] = now + 3 * self.times.tick_ms
+        self.sessions = {name: until for name, until in self.sessions.items() if until > now}
+        self.draining &= set(self.sessions)
+        cut = {"*": "drain"} if holder in self.draining else {}
+        cut |= {
+            lease: place.cut
+            for lease in running
+            if (place := self.places.get(lease)) is not None and place.cut
+        }
         missing = []
         expiry = now + self.times.ttl_ms
         for lease, facts in running.items():
@@ -122,7 +136,20 @@ class FleetModel:
             if facts.cold:
                 known.cold_until = expiry
         self.settle(now)
-        return missing
+        return missing, cut
+
+    def revoke(self, lease: str) -> list[Any]:
+        if lease not in self.places:
+            return ["UNKNOWN"]
+        self.places[lease].cut = "revoked"
+        return ["REVOKED", lease, "live"]
+
+    def drain(self, holder: str, now: int) -> list[Any]:
+        if self.sessions.get(holder, 0) <= now:
+            return ["UNKNOWN"]
+        changed = int(holder not in self.draining)
+        self.draining.add(holder)
+        return ["DRAINING", changed]
 
     def release(self, leases: Sequence[str], now: int) -> int:
         returned = 0
@@ -163,4 +190,6 @@ class FleetModel:
         self.places.clear()
         self.reclaimed.clear()
         self.evidence.clear()
+        self.sessions.clear()
+        self.draining.clear()
         self.grant = self.added = self.returned = 0

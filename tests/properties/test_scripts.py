@@ -3,266 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import pytest
-from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    precondition,
-    rule,
-    run_state_machine_as_test,
-)
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis.stateful import run_state_machine_as_test
 
-from services.permits.model import LeaseTimes
-from tests.lua.fleet import RawFleet, held, told
-from tests.properties.fleet_model import Facts, FleetModel
+from services.permits.scripts import load
+from tests.properties.fleet_machine import Fleet
 
 if TYPE_CHECKING:
     import redis
-    from hypothesis import settings
-
-# Round numbers of minutes: real time, which also passes, never decides.
-TIMES: Final = LeaseTimes(
-    ttl_ms=6_000_000, tick_ms=1_000_000, provisional_ms=3_000_000, learning_ms=2_000_000
-)
-HOUR_MS: Final = 3_600_000
-TENANTS: Final = ("acme", "other")
-ENGINES: Final = ("e1", "e2")
-PREFIXES: Final = ("p", "q")
-GATEWAYS: Final = ("g1~a1", "g2~b2")
-POOLS: Final = (
-    "total",
-    "cold",
-    *(f"tenant:{tenant}" for tenant in TENANTS),
-    *(f"engine:{name}" for name in ENGINES),
-)
-
-gateways = st.sampled_from(GATEWAYS)
-tenants = st.sampled_from(TENANTS)
-candidates = st.permutations(ENGINES).flatmap(lambda names: st.sampled_from([names[:1], names]))
-prompts = st.lists(st.sampled_from(PREFIXES), max_size=2, unique=True)
-small = st.integers(0, 4)
-
-
-class Fleet(RuleBasedStateMachine):
-    """The real scripts beside the model. Two gateways, each with what it believes to run."""
-
-    def __init__(self, client: redis.Redis) -> None:
-        super().__init__()
-        client.flushall()
-        self.fleet = RawFleet(client, times=TIMES)
-        self.running: dict[str, dict[str, Facts]] = {gateway: {} for gateway in GATEWAYS}
-        self.late_ticks: list[tuple[str, dict[str, Facts]]] = []
-        self.sequence = 0
-        # Whether anything happened that may leave more live than a limit allows.
-        self.fault = False
-
-    @initialize(total=st.integers(1, 6), cold=st.integers(0, 4), quota=small, slots=st.integers(1, 4))
-    def open(self, total: int, cold: int, quota: int, slots: int) -> None:
-        limits = {"total": total, "cold": cold, "tenant_default": total, "tenant:acme": quota}
-        limits |= dict.fromkeys((f"engine:{name}" for name in ENGINES), slots)
-        self.model = FleetModel(times=TIMES, limits=limits)
-        self.fleet.set_limits(limits, mode="seed", args={"learning_ms": 0})
-
-    # --- one request's life
-
-    @rule(gateway=gateways, tenant=tenants, engines=candidates, prefixes=prompts, lost=st.integers(0, 2))
-    def acquire(self, gateway: str, tenant: str, engines: list[str], prefixes: list[str], lost: int) -> None:
-        """Ask, and ask again under the same id for every answer that was lost on the way."""
-        self.sequence += 1
-        lease = f"{gateway}~{self.sequence}"
-        for _ in range(lost + 1):
-            reply = self.fleet.acquire(lease, tenant, engines=engines, prefixes=prefixes, holder=gateway)
-            expected = self.model.acquire(lease, tenant, engines, prefixes, self.fleet.now)
-            assert [reply[0], *reply[3:6]] == expected
-        if reply[0] == "GRANTED":
-            assert reply[2] == self.model.places[lease].grant
-            self.running[gateway][lease] = Facts(tenant, reply[3], reply[4], cold=reply[3] == "cold")
-
-    @rule(gateway=gateways, tenant=tenants)
-    def acquire_for_a_caller_who_left(self, gateway: str, tenant: str) -> None:
-        """The answer never arrives: the id is released blind."""
-        self.sequence += 1
-        lease = f"{gateway}~{self.sequence}"
-        self.fleet.acquire(lease, tenant, engines=ENGINES, holder=gateway)
-        granted = self.model.acquire(lease, tenant, ENGINES, (), self.fleet.now)[0] == "GRANTED"
-        assert self.fleet.release(lease, tenant=tenant, engine="")[3] == int(granted)
-        assert self.model.release([lease], self.fleet.now) == int(granted)
-
-    @rule(gateway=gateways, most=st.integers(0, 8))
-    def tick(self, gateway: str, most: int) -> None:
-        """Renew; streams beyond `most` are hung, and left out."""
-        believed = dict(list(self.running[gateway].items())[:most])
-        self._tick(gateway, believed)
-        self.late_ticks.append((gateway, believed))
-
-    @precondition(lambda self: self.late_ticks)
-    @rule(data=st.data())
-    def an_old_tick_arrives_late(self, data: st.DataObject) -> None:
-        """What a reconnect can do: leases that were released since are ghosts until they run out."""
-        self.fault = True
-        self._tick(*data.draw(st.sampled_from(self.late_ticks)))
-
-    def _tick(self, gateway: str, believed: dict[str, Facts]) -> None:
-        facts = [
-            held(lease, fact.tenant, class_=fact.class_, engine=fact.engine, cold=fact.cold)
-            for lease, fact in believed.items()
-        ]
-        reply = self.fleet.tick(*facts, holder=gateway)
-        missing = self.model.tick(believed, self.fleet.now)
-        assert told(reply).missing == missing
-        # A holder that came late finds its place given to somebody else.
-        self.fault = self.fault or bool(missing)
-
-    @rule(gateway=gateways, data=st.data())
-    def first_token(self, gateway: str, data: st.DataObject) -> None:
-        lease = self._any_of(gateway, data)
-        if lease is not None:
-            self.running[gateway][lease] = replace(self.running[gateway][lease], cold=False)
-            reply = self.fleet.downgrade(lease, lease)
-            assert reply[3] == self.model.downgrade([lease, lease], self.fleet.now)
-
-    @rule(gateway=gateways, engines=candidates, data=st.data())
-    def move(self, gateway: str, engines: list[str], data: st.DataObject) -> None:
-        lease = self._any_of(gateway, data)
-        if lease is not None:
-            reply = self.fleet.move(lease, *engines)
-            expected = self.model.move(lease, engines, self.fleet.now)
-            assert [reply[0], *reply[3 : 2 + len(expected)]] == expected
-            if reply[0] == "MOVED":
-                # A tick that was written before the move would bring the old engine place back.
-                self.late_ticks.clear()
-                self.running[gateway][lease] = replace(self.running[gateway][lease], engine=reply[3])
-
-    @rule(gateway=gateways, times=st.integers(1, 3), blind=st.booleans(), data=st.data())
-    def end(self, gateway: str, times: int, blind: bool, data: st.DataObject) -> None:
-        """Release, also twice, also without knowing the engine."""
-        lease = self._any_of(gateway, data)
-        if lease is not None:
-            facts = self.running[gateway].pop(lease)
-            for _ in range(times):
-                engine = "" if blind and lease in self.model.places else facts.engine
-                reply = self.fleet.release(lease, tenant=facts.tenant, engine=engine)
-                assert reply[3] == self.model.release([lease], self.fleet.now)
-
-    @rule(gateway=gateways)
-    def kill(self, gateway: str) -> None:
-        """The process dies and comes back as another holder with other leases."""
-        self.running[gateway].clear()
-
-    def _any_of(self, gateway: str, data: st.DataObject) -> str | None:
-        leases = list(self.running[gateway])
-        return data.draw(st.sampled_from(leases)) if leases else None
-
-    # --- the others
-
-    @rule()
-    def reap(self) -> None:
-        reply = self.fleet.reap(POOLS[2:], list(self.model.places))
-        self.model.reap(self.fleet.now)
-        told = reply[6::6]
-        assert told == (self.model.reclaimed[-len(told) :] if told else [])
-
-    @rule(engine=st.sampled_from(ENGINES), prefix=st.sampled_from(PREFIXES), cached=st.booleans())
-    def witness(self, engine: str, prefix: str, cached: bool) -> None:
-        self.fleet.witness(engine, {prefix: cached}, keep_ms=10**12)
-        (self.model.evidence.add if cached else self.model.evidence.discard)((engine, prefix))
-
-    @rule(pool=st.sampled_from(["total", "cold", "tenant:acme", "engine:e1"]), limit=small)
-    def change_a_limit(self, pool: str, limit: int) -> None:
-        self.fault = self.fault or limit < self.model.limits[pool]
-        self.fleet.set_limits({pool: limit})
-        self.model.limits[pool] = limit
-
-    @rule(ms=st.sampled_from([TIMES.tick_ms, TIMES.provisional_ms + HOUR_MS, TIMES.ttl_ms + HOUR_MS]))
-    def time_passes(self, ms: int) -> None:
-        self.fleet.advance(ms)
-
-    @rule(hours=st.sampled_from([-1000, -1, 1, 1000]))
-    def the_wall_clock_steps(self, hours: int) -> None:
-        """`last` in the past is a step forward, a pause or an outage; in the future a step back."""
-        before = self.fleet.now
-        self.fleet.client.hincrby(self.fleet.keys.meta, "last", -hours * HOUR_MS)
-        self.fleet.witness("e1", {})
-        assert 0 <= self.fleet.now - before <= 2 * TIMES.tick_ms
-
-    @rule(remembered=st.booleans())
-    def redis_loses_everything(self, remembered: bool) -> None:
-        """A gateway's memory, or the file, brings the limits back; nothing is granted while learning."""
-        self.fault = True
-        self.fleet.client.flushall()
-        self.model.flush()
-        self.fleet.set_limits(self.model.limits, mode="restore" if remembered else "seed", seen=1)
-        self.model.learning_until = int(self.fleet.meta("learning_until"))
-
-    # --- what holds after every step
-
-    @invariant()
-    def redis_holds_what_the_model_says(self) -> None:
-        """The sets, the records and the event stream, in one round trip."""
-        expected: dict[str, dict[str, int]] = {pool: {} for pool in POOLS}
-        for lease, place in self.model.places.items():
-            for pool in ("total", f"tenant:{place.tenant}", f"engine:{place.engine}"):
-                expected[pool][lease] = place.expiry
-            if place.cold_until:
-                expected["cold"][lease] = place.cold_until
-        keys = self.fleet.keys
-        with self.fleet.client.pipeline(transaction=False) as pipe:
-            for pool in POOLS:
-                pipe.zrange(keys.pool(pool), 0, -1, withscores=True)
-            pipe.keys(keys.lease("*"))
-            pipe.xrange(keys.events)
-            *sets, records, events = pipe.execute()
-        assert dict(zip(POOLS, map(dict, sets), strict=True)) == expected
-        assert {key.rpartition(":")[2] for key in records} == set(self.model.places)
-        reclaimed = [fields["lease"] for _, fields in events if fields["kind"] == "reclaimed"]
-        assert reclaimed == self.model.reclaimed
-
-    @invariant()
-    def every_grant_is_accounted_for_once(self) -> None:
-        model = self.model
-        assert model.added == len(model.places) + model.returned + len(model.reclaimed)
-
-    @invariant()
-    def without_a_fault_no_pool_is_over_its_limit(self) -> None:
-        if not self.fault:
-            now = self.fleet.now
-            limits = {"tenant:other": self.model.limits["tenant_default"], **self.model.limits}
-            for pool in POOLS:
-                assert self.model.live(pool, now) <= limits[pool]
-
-    def teardown(self) -> None:
-        """One tick of every gateway after losing any key, and the counts are those of what runs."""
-        if not hasattr(self, "model"):
-            return
-        self.fleet.client.delete(
-            *(self.fleet.keys.pool(pool) for pool in POOLS[self.sequence % len(POOLS) :])
-        )
-        self.fleet.expire_all()
-        for gateway, running in self.running.items():
-            self._plain_tick(gateway, running)
-        self.fleet.reap(POOLS[2:])
-        for pool in POOLS:
-            assert self.fleet.live(pool) == self._truly_in(pool)
-
-    def _plain_tick(self, gateway: str, running: dict[str, Facts]) -> None:
-        rows: list[list[Any]] = [
-            held(lease, fact.tenant, class_=fact.class_, engine=fact.engine, cold=fact.cold)
-            for lease, fact in running.items()
-        ]
-        self.fleet.tick(*rows, holder=gateway)
-
-    def _truly_in(self, pool: str) -> set[str]:
-        return {
-            lease
-            for running in self.running.values()
-            for lease, fact in running.items()
-            if pool in ("total", f"tenant:{fact.tenant}", f"engine:{fact.engine}")
-            or (pool == "cold" and fact.cold)
-        }
 
 
 @pytest.mark.timeout(3600)  # a failure is made small first, and the thorough profile takes its time
@@ -272,3 +23,94 @@ def test_any_order_of_calls_does_what_the_model_says(client: redis.Redis, budget
             super().__init__(client)
 
     run_state_machine_as_test(FleetOnThisRedis, settings=budget)
+
+
+# Script, a line of it, and what it says after the mistake.
+MISTAKES: Final = {
+    "a cold place is granted without a look": (
+        "acquire",
+        "not engine and blocked or full(fleet, cap, 'cold', 'cold', cap.cold)",
+        "not engine and blocked",
+    ),
+    "a repeated call is granted anew": (
+        "acquire",
+        "if expiry and tonumber(expiry) > fleet.now then",
+        "if false then",
+    ),
+    "a place of the engine is not given back": (
+        "release",
+        "if engine and engine ~= '' then",
+        "if false then",
+    ),
+    "the record is left behind": ("release", "redis.call('DEL', prefix .. 'lease:' .. lease)", ""),
+    "a tick renews and does not add": (
+        "tick",
+        "redis.call('ZADD', pool, unpack(scored))",
+        "redis.call('ZADD', pool, 'XX', unpack(scored))",
+    ),
+    "a tick takes a lease that ran out for live": (
+        "tick",
+        "or tonumber(scores[n]) <= fleet.now then",
+        "then",
+    ),
+    "what was given back comes back": ("acquire", "'XX', 'GT', fleet.now", "'GT', fleet.now"),
+    "the old engine's place is kept": (
+        "move",
+        "redis.call('ZREM', fleet.prefix .. 'pool:engine:' .. engine, lease)",
+        "",
+    ),
+    "a reclaimed lease is not reported": (
+        "tick",
+        "note(events, 'kind lease tenant holder class",
+        "(function() end)(events, 'kind lease tenant holder class",
+    ),
+    "what ran out is counted": (
+        "count",
+        "count = count - redis.call('ZCOUNT', key, '-inf', fleet.clock)",
+        "",
+    ),
+    "the lease clock follows the wall clock": (
+        "witness",
+        "math.min(wall - before, 2 * tick_ms)",
+        "(wall - before)",
+    ),
+    "evidence that was contradicted stays": ("witness", "redis.call('ZREM', evidence, prefixes[i])", ""),
+    "a revoked lease is told to nobody": ("revoke", "redis.call('HSET', record, 'cut', reason)", ""),
+    "a drain is forgotten": ("drain", "redis.call('SADD', draining, holder)", "1"),
+    "what a gateway remembers is not written back": (
+        "set_limits",
+        "if seen <= (tonumber",
+        "if seen >= (tonumber",
+    ),
+    "only the first of some is downgraded": ("downgrade", "unpack(leases)) or 0", "leases[1]) - 1 or 0"),
+}
+
+
+@pytest.mark.timeout(600)  # seconds, on a machine that has nothing else to do
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_in_a_script_is_found(client: redis.Redis, mistake: str) -> None:
+    """A machine that no wrong script can surprise would prove nothing about the right ones."""
+    verb, right, wrong = MISTAKES[mistake]
+    script = load()[verb]
+    assert script.text.count(right) == 1, "the line that was to be spoiled is not there any more"
+    # An unknown hash: the text is sent along.
+    spoiled = replace(script, text=script.text.replace(right, wrong), sha="0" * 40)
+
+    class FleetWithAMistake(Fleet):
+        def __init__(self) -> None:
+            super().__init__(client)
+            self.fleet.scripts = {**self.fleet.scripts, verb: spoiled}
+
+    budget = settings(
+        deadline=None,
+        max_examples=300,
+        stateful_step_count=50,
+        # The same search each time: a mistake that is found once is always found.
+        derandomize=True,
+        phases=[Phase.generate],
+        database=None,
+        report_multiple_bugs=False,
+        suppress_health_check=list(HealthCheck),
+    )
+    with pytest.raises(AssertionError):
+        run_state_machine_as_test(FleetWithAMistake, settings=budget)
