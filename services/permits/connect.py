@@ -15,7 +15,7 @@ from redis.asyncio.sentinel import (
 )
 from redis.backoff import ExponentialWithJitterBackoff, NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import RedisError
+from redis.exceptions import RedisClusterException, RedisError
 
 from services.permits.address import Address, read_address
 from services.permits.cluster import ClusterClient
@@ -27,8 +27,9 @@ CONNECT_TIMEOUT_S: Final = 0.5
 # One more attempt, at once: a pooled connection may have died while it was idle. All scripts are
 # idempotent by lease id, so sending one twice is safe. Not after a time-out: the caller waited long enough.
 _RETRY: Final = 1
-# All that a call to Redis may raise when Redis or the way there is at fault.
-TROUBLE: Final = (RedisError, OSError, TimeoutError)
+# All that a call to Redis may raise when Redis or the way there is at fault. The third one, of a Cluster
+# whose nodes are all away, is for redis-py no RedisError.
+TROUBLE: Final = (RedisError, OSError, RedisClusterException, TimeoutError)
 
 
 class PrimaryPool(SentinelConnectionPool, BlockingConnectionPool):

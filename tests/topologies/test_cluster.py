@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
+from structlog.testing import capture_logs
 
 from services.permits import Demand, FleetPolicy, Refused, open_gate
 from services.permits.admin import Admin
@@ -19,7 +20,7 @@ from tests.support.cluster import SHARDS, Cluster
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator, Iterator, MutableMapping
 
     from services.permits import Gate, Permit
 
@@ -251,3 +252,38 @@ async def test_the_documented_user_is_enough_on_a_cluster(cluster: Cluster) -> N
             assert cluster.call(fleet, "ZCARD", f"tenure:{{{fleet}}}:pool:total") == 1
     for server in cluster.servers:
         assert {entry["object"] for entry in server.cli("ACL", "LOG")} == set()
+
+
+def ears() -> int:
+    """Return how many tasks listen for wake-ups in this loop."""
+    return sum("WakeListener.run" in repr(task.get_coro()) for task in asyncio.all_tasks())
+
+
+def _interruptions(logs: list[MutableMapping[str, Any]]) -> int:
+    return sum(line["event"] == "wake_ups_interrupted" for line in logs)
+
+
+async def test_a_cluster_that_is_away_as_a_whole_is_an_outage_and_everybody_comes_back(
+    cluster: Cluster,
+) -> None:
+    """redis-py has an error for it that is none of Redis's: calls failed, and wake-ups were not heard again."""
+    fleet = fleets_of(cluster)[0]
+    async with a_gate(cluster, redis_loss="closed") as gate:
+        listening = ears()
+        assert listening == SHARDS
+        for server in cluster.servers:
+            server.pause()
+        try:
+            with capture_logs() as logs:
+                # First the ears notice, then they find no node.
+                await wait_until(lambda: _interruptions(logs) >= 2 * SHARDS, "each ear tries again", 30)
+            assert not gate.ready()[0]
+            with pytest.raises(Refused) as refused:
+                await gate.take(demand(fleet, 1))
+            assert refused.value.code == "admission_unavailable"
+        finally:
+            for server in cluster.servers:
+                server.resume()
+        await wait_until(lambda: gate.ready() == (True, "ready"), "every fleet ticks again", 30)
+        assert ears() == listening
+        assert await admitted(gate, fleet)
