@@ -266,7 +266,7 @@ def _interruptions(logs: list[MutableMapping[str, Any]]) -> int:
 async def test_a_cluster_that_is_away_as_a_whole_is_an_outage_and_everybody_comes_back(
     cluster: Cluster,
 ) -> None:
-    """redis-py has an error for it that is none of Redis's: calls failed, and wake-ups were not heard again."""
+    """redis-py has an error of its own for it: calls failed, and wake-ups were not heard again."""
     fleet = fleets_of(cluster)[0]
     async with a_gate(cluster, redis_loss="closed") as gate:
         listening = ears()
