@@ -39,7 +39,7 @@ check: check-format check-lint check-types check-imports check-spelling check-lu
 soak: $(VENV)/.installed-dev ## mixed load under random faults, and a ledger: make soak ARGS="--minutes 60 --seed 7"
 	@$(BIN)/python -m tests.soak $(ARGS)
 
-bench: $(VENV)/.installed-dev ## measure, five minutes; ARGS="--peers": other gateways too; see docs/performance.md
+bench: $(VENV)/.installed-dev ## measure, about eight minutes; ARGS="--peers": other gateways too; see docs/performance.md
 	@$(BIN)/python -m bench $(ARGS)
 
 bench-guard: $(VENV)/.installed-dev ## count what a request and a token make the gateway do; half a minute

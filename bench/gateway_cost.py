@@ -22,7 +22,7 @@ SLOW_US: Final = 5_000
 SLOW_SHARE: Final = 0.1
 # Requests for so many tokens come at random moments, for so long.
 SHORT_TOKENS: Final = 20
-AT_RATE_S: Final = 5.0
+AT_RATE_S: Final = 4.0
 LINES: Final = 300
 FIRST_TOKEN_ROUNDS: Final = 3
 

@@ -30,7 +30,7 @@ CLUSTER_PART: Final = 5
 FLEETS_PER_SHARD: Final = 4
 PROCESSES: Final = 4
 RATES: Final = (0.0, 250.0, 500.0, 1_000.0, 2_000.0, 4_000.0, 8_000.0)
-STEP_S: Final = 8.0
+STEP_S: Final = 6.0
 WARM_S: Final = 3.0
 # How long gateways may take to give back what they hold.
 END_S: Final = 20.0
