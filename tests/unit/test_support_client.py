@@ -68,14 +68,14 @@ async def test_a_call_that_is_not_read_takes_no_more_than_its_buffer(u: Scripted
 
 async def test_a_call_that_vanished_takes_in_nothing_and_says_nothing(u: ScriptedEngine) -> None:
     u.answer = Stream(hold_after=1)
-    call = await Call.start(u.url, body=chat_body())
-    assert await call.first_token() is not None
-    call.vanish()
-    u.finish_all()
-    await wait_until(lambda: u.open == 0, "all was sent")
-    with pytest.raises(TimeoutError):
-        await call.next_event(0.3)
-    call.reset()
+    with await Call.start(u.url, body=chat_body()) as call:
+        assert await call.first_token() is not None
+        call.vanish()
+        u.finish_all()
+        await wait_until(lambda: u.open == 0, "all was sent")
+        with pytest.raises(TimeoutError):
+            await call.next_event(0.3)
+        call.reset()
 
 
 async def test_bodies_of_every_framing_are_read_to_their_end(u: ScriptedEngine) -> None:
