@@ -72,8 +72,9 @@ def main() -> None:
         _redis(run, console)
     if "scale" in suites:
         _scale(run, console, options)
-    run.sheets.insert(0, aims.sheet(run.aims))
-    run.sheets[0].show(console)
+    if run.aims:
+        run.sheets.insert(0, aims.sheet(run.aims))
+        run.sheets[0].show(console)
     took_s = monotonic() - began_s
     console.print(f"{took_s:.0f} s")
     if options.write:
