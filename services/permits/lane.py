@@ -62,6 +62,8 @@ class Lane:
         self._listener = listener
         self._to_owners = to_owners
         self._report = report
+        # When the next tick is due by the clock alone, whoever asks for one sooner.
+        self._planned_s: float | None = None
         self._ticking = False
         self._stopping = False
         self._down_for: str | None = None
@@ -130,7 +132,7 @@ class Lane:
         renewal = self.renewal
         due_s = renewal.due_s
         if due_s <= monotonic():
-            renewal.due_s = monotonic() + self._times.tick_ms / 1000 * random.uniform(0.8, 1.0)
+            next_s = renewal.due_s = monotonic() + self._times.tick_ms / 1000 * random.uniform(0.8, 1.0)
             # Until its answer is known nobody else may release: see Flusher.
             self._ticking = True
             try:
@@ -140,7 +142,9 @@ class Lane:
                 raise
             finally:
                 self._ticking = False
-            self._listener.tick(self.fleet, monotonic() - due_s if due_s else 0.0)
+            late_s = 0.0 if self._planned_s is None else max(0.0, monotonic() - self._planned_s)
+            self._planned_s = next_s
+            self._listener.tick(self.fleet, late_s)
             await self._flush()
             await self._tell_ends()
         self.note_up()

@@ -45,6 +45,21 @@ async def test_ticks_come_in_their_time_with_jitter(url: str) -> None:
     assert min(heard.ticks) >= 0
 
 
+async def test_a_tick_that_an_outage_held_up_is_late_by_all_of_it(shim: RedisShim) -> None:
+    """Also when somebody asked for it sooner: an operator must see for how long nothing was renewed."""
+    heard = Heard()
+    async with a_gate(shim.url, listener=heard) as gate:
+        await wait_until(lambda: len(heard.ticks) > 1, "it ticks")
+        shim.refuse()
+        began_s = time.monotonic()
+        await wait_until(lambda: False in heard.up, "the outage is noticed")
+        await asyncio.sleep(2 * TIMES.tick_ms / 1000)
+        shim.healthy()
+        away_s = time.monotonic() - began_s
+        await wait_until(lambda: gate.ready()[0], "it is over")
+        await wait_until(lambda: max(heard.ticks) > away_s - TIMES.tick_ms / 1000, "the tick says so")
+
+
 async def test_a_stream_that_is_not_read_loses_its_lease_in_a_healthy_process(url: str, seen: Seen) -> None:
     """The progress rule: renewed while it is read."""
     async with a_gate(url) as gate:
