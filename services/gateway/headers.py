@@ -163,7 +163,7 @@ def for_client(raw: Iterable[tuple[bytes, bytes]], *, keep_length: bool) -> RawH
         (name, value)
         for name, value in pairs
         if name not in NOT_FOR_CLIENTS
-        and name not in named
+        and _plain(name) not in named
         and not name.startswith((b"tenure-", b"proxy-"))
         and (keep_length or name != b"content-length")
         and not _BAD_NAME.search(name)
@@ -182,5 +182,5 @@ def public_query(query: str) -> str:
 def _named_by_connection(values: Iterable[bytes]) -> frozenset[bytes]:
     """Return the header names that `Connection` headers declare to be hop-by-hop."""
     return frozenset(
-        token for value in values for part in value.split(b",") if (token := part.strip().lower())
+        token for value in values for part in value.split(b",") if (token := _plain(part.strip().lower()))
     )

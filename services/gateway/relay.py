@@ -44,7 +44,7 @@ class OwnedStream:
         """Whether an event of ours may follow: between two whole ones, both sent, in an open-ended body."""
         has_length = any(name == b"content-length" for name, _ in self.reply.raw_headers)
         is_stream = self.observer.is_stream and self._trip.head.method != "HEAD"
-        waits_for_client = _deadlines(self._trip).is_sending
+        waits_for_client = _deadlines(self._trip).is_sending or self._trip.wire.is_behind
         return is_stream and not has_length and not waits_for_client and self.observer.at_boundary()
 
     def tokens(self) -> int:

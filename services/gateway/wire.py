@@ -165,6 +165,7 @@ class _Exit:
 
     def hold(self) -> None:
         """Keep the next write back until another one, or the end of the turn."""
+        self.flush()
         self._held = _NEXT
         asyncio.get_running_loop().call_soon(self.flush)
 
@@ -300,6 +301,7 @@ class Protocol(HttpToolsProtocol):
     def send_400_response(self, msg: str) -> None:
         """Answer bytes that are no HTTP; in the midst of a reply there is no answer but the end."""
         del msg
+        self.exit.flush()
         begun = next((wire for wire in self._wires if wire.has_begun and not wire.is_over), None)
         if begun is not None:
             begun.cut()
@@ -310,6 +312,11 @@ class Protocol(HttpToolsProtocol):
         head = b"".join(b"%s: %s\r\n" % header for header in refusal.headers(body))
         self.transport.write(b"HTTP/1.1 400 Bad Request\r\n" + head + b"\r\n" + body)
         self._linger()
+
+    def shutdown(self) -> None:
+        """End the connection as soon as its reply is out."""
+        self.exit.flush()
+        super().shutdown()
 
     def close_if_idle(self, now_s: float) -> None:
         """Close the connection when no request has come for HEAD_WAIT_S. Called about once a second."""

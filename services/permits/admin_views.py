@@ -99,8 +99,9 @@ class AdminViews:
     ) -> Page[dict[str, str | int]]:
         """Return the oldest events after `after`, of one fleet or of everything.
 
-        With `ends` also how requests ended. `cursor` is the next `after`. No page ends between two events of
-        one id, so following it misses none.
+        With `ends` also how requests ended. `cursor` is the next `after`: no page ends between two events of
+        one id, and whoever follows one fleet misses no event but perhaps an end. Over a step back of Redis's
+        clock only a single stream can be followed without a gap: one fleet, without `ends`.
         """
         check_after(after)
         limit = check_number("limit", limit, 1, PAGE_MAX)
@@ -134,7 +135,8 @@ class AdminViews:
             await self._known(fleet)
         fleets = await self._store.fleets() if fleet is None else [fleet]
         keys = [(one, self._store.keys(one)) for one in fleets]
-        streams = [(one, of.events) for one, of in keys] + [(one, of.ends) for one, of in keys if ends]
+        # Ends first: what is written between two reads must not be older than what the cursor has passed.
+        streams = [(one, of.ends) for one, of in keys if ends] + [(one, of.events) for one, of in keys]
         return streams if fleet is not None else [*streams, ("", self._store.shared.events)]
 
     async def _known(self, fleet: str) -> None:

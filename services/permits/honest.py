@@ -26,15 +26,20 @@ class _Honest:
     ) -> None:
         task = asyncio.current_task()
         before = task.cancelling() if task else 0
-        await super().send_packed_command(command, check_health)  # type: ignore[misc]
-        if task and task.cancelling() > before:
-            # Its reply is read by nobody.
-            await self.disconnect(nowait=True)
-            raise asyncio.CancelledError
+        try:
+            await super().send_packed_command(command, check_health)  # type: ignore[misc]
+        finally:
+            # Also when it failed in the same turn: the error would pass for the outcome.
+            if task and task.cancelling() > before:
+                # Its reply is read by nobody.
+                await self.disconnect(nowait=True)
+                raise asyncio.CancelledError
 
     async def disconnect(self, nowait: bool = False, **more: Any) -> None:  # noqa: ANN401, FBT001, FBT002
         if nowait and (writer := self._writer) is not None:  # type: ignore[attr-defined]
             forget_unsent(writer.transport)
+            # Closed, it would first send what the transport itself still holds.
+            writer.transport.abort()
         await super().disconnect(nowait, **more)  # type: ignore[misc]
 
     async def _send_packed_command(self, command: Iterable[bytes]) -> None:

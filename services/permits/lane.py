@@ -131,7 +131,8 @@ class Lane:
         await self._flush()
         renewal = self.renewal
         due_s = renewal.due_s
-        if due_s <= monotonic():
+        is_due = due_s <= monotonic()
+        if is_due:
             next_s = renewal.due_s = monotonic() + self._times.tick_ms / 1000 * random.uniform(0.8, 1.0)
             # Until its answer is known nobody else may release: see Flusher.
             self._ticking = True
@@ -146,8 +147,9 @@ class Lane:
             self._planned_s = next_s
             self._listener.tick(self.fleet, late_s)
             await self._flush()
-            await self._tell_ends()
         self.note_up()
+        if is_due:
+            await self._tell_ends()
 
     async def _flush(self) -> None:
         try:
@@ -158,17 +160,23 @@ class Lane:
             self._report()
 
     async def _tell_ends(self) -> None:
-        """Write down how requests ended since the last time; they wait when Redis does not answer."""
+        """Write down how requests ended since the last time, until a tick is due again.
+
+        Only for people to look at: what cannot be written waits for the next tick, and says nothing of Redis.
+        """
         ends = self.ends
         while told := [ends.popleft() for _ in range(min(len(ends), ENDS_PER_CALL_MAX))]:
             try:
                 await self._store.ended(self.fleet, told)
             except OutOfMemory:
                 continue  # forgotten: Redis needs what it has for leases
-            except BaseException:
+            except Unavailable as trouble:
+                log.debug("ends_unwritten", fleet=self.fleet, why=str(trouble))
                 room = ENDS_MAX - len(ends)
                 ends.extendleft(reversed(told[-room:] if room else []))
-                raise
+                return
+            if self.renewal.due_s <= monotonic() and not self._stopping:
+                return
 
     async def _idle(self) -> None:
         """Wait until something is due or somebody wakes us."""
