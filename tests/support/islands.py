@@ -74,9 +74,10 @@ def islanded() -> Iterator[Island]:
     if missing := [package for tool, package in _TOOLS.items() if shutil.which(tool) is None]:
         pytest.skip(f"needs {', '.join(sorted(set(missing)))}, for network namespaces")
     home = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
+    if _libc().unshare(_CLONE_NEWNET):
+        os.close(home)
+        pytest.skip("this machine lets us make no network namespace: that takes CAP_SYS_ADMIN")
     try:
-        if _libc().unshare(_CLONE_NEWNET):
-            pytest.skip("this machine lets us make no network namespace: that takes CAP_SYS_ADMIN")
         keeper = subprocess.Popen(["unshare", "--net", "sleep", "infinity"])
         try:
             _lay_cables(keeper.pid)
