@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Unpack
 
 from services.permits.connect import connect
+from services.permits.errors import Unavailable
 from services.permits.store import Store
 from services.settings.load import load
 from services.settings.seed import lease_times, seed_limits
 from tests.support import processes
 from tests.support.config_file import FLEET, key_of, write_config
+from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
@@ -117,6 +119,15 @@ async def begin_without_learning(config: Path) -> None:
     try:
         store = Store(client, prefix=settings.redis.prefix, times=lease_times(settings))
         limits = seed_limits(settings, FLEET)
-        await store.set_limits(FLEET, limits, seed=True, who="test", learning_ms=0)
+
+        async def seeded() -> bool:
+            try:
+                await store.set_limits(FLEET, limits, seed=True, who="test", learning_ms=0)
+            except Unavailable:
+                # The machine stood still for longer than a connection may take; nothing is tested yet.
+                return False
+            return True
+
+        await wait_until(seeded, "Redis takes the limits", 10)
     finally:
         await client.aclose()
