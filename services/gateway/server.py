@@ -78,7 +78,6 @@ async def serve(settings: Settings, *, name: str, sock: socket.socket, log_fd: i
             asked_to_stop.put_nowait(signal.SIGTERM)
 
         journal.take_over()
-        _warn(settings, journal)
         async with running(settings, name=name, sock=sock, journal=journal, on_drain=told_to_drain) as app:
             host, port = sock.getsockname()[:2]
             journal.log.info("listening", host=host, port=port, holder=app.gate.holder)
@@ -111,15 +110,6 @@ async def running(
             app.trips.cut_all()
             server.should_exit = True
             await serving
-
-
-def _warn(settings: Settings, journal: Journal) -> None:
-    for name, fleet in settings.fleets.items():
-        if fleet.release_when == "engine_idle":
-            journal.log.warning(
-                "release_when = engine_idle is not in this release: places go back at the close",
-                fleet=name,
-            )
 
 
 async def _drain(app: App, drain_s: float, asked_again: asyncio.Queue[int]) -> None:
