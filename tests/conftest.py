@@ -1,26 +1,18 @@
 """A real redis-server for each worker, and the check that no test leaves a lease behind."""
 
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator
-from pathlib import Path
+from contextlib import ExitStack
 
 import pytest
 
-from tests.support.redis_server import RedisServer
+from tests.support.redis_server import RedisServer, a_redis
 
 
 @pytest.fixture(scope="session")
 def redis_server() -> Iterator[RedisServer]:
     """This worker's server. A test that only needs an address asks for `redis_url`."""
-    # Not pytest's tmp_path: a unix socket's path may not be longer than about 100 bytes.
-    folder = Path(tempfile.mkdtemp(prefix="tenure-redis-"))
-    server = RedisServer(folder)
-    try:
-        yield server.start()
-    finally:
-        server.stop()
-        shutil.rmtree(folder)
+    with a_redis() as server:
+        yield server
 
 
 @pytest.fixture
@@ -35,17 +27,8 @@ def redis_url(redis_server: RedisServer) -> Iterator[str]:
 @pytest.fixture
 def spare_redis() -> Iterator[Callable[..., RedisServer]]:
     """Start further servers: `spare_redis("--maxmemory", "3mb")`. They are not checked for leases."""
-    made: list[RedisServer] = []
-
-    def start(*options: str) -> RedisServer:
-        server = RedisServer(Path(tempfile.mkdtemp(prefix="tenure-redis-")), options=options)
-        made.append(server)
-        return server.start()
-
-    yield start
-    for server in made:
-        server.stop()
-        shutil.rmtree(server.folder)
+    with ExitStack() as made:
+        yield lambda *options: made.enter_context(a_redis(*options))
 
 
 @pytest.fixture(autouse=True)

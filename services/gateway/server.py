@@ -19,6 +19,7 @@ from services.gateway.records import Journal, open_journal
 from services.gateway.wire import Protocol
 from services.permits.clock import monotonic
 from services.settings.schema import Settings
+from services.settings.stop_signals import stop_signals
 
 # Held by the kernel for one client, before the writer is told to wait.
 SEND_BUFFER_BYTES: Final = 64 * 1024
@@ -29,7 +30,6 @@ DRAIN_LEAST_S: Final = 1.0
 # After the last streams were cut: how long their ends may take.
 _CUT_S: Final = 2.0
 _KEEP_ALIVE_S: Final = 75
-_STOPPING: Final = (signal.SIGTERM, signal.SIGINT)
 
 
 class Server(uvicorn.Server):
@@ -72,20 +72,23 @@ def listen(host: str, port: int, *, stall_ms: int) -> socket.socket:
 
 async def serve(settings: Settings, *, name: str, sock: socket.socket, log_fd: int = 1) -> None:
     """Serve on `sock`, which is taken over, until a signal, then drain and return. Raises PermitError."""
-    async with _signals() as asked_to_stop, open_journal(log_fd) as journal:
+    asked_to_stop: asyncio.Queue[int] = asyncio.Queue()
 
-        def told_to_drain() -> None:
-            asked_to_stop.put_nowait(signal.SIGTERM)
+    def told_to_drain() -> None:
+        asked_to_stop.put_nowait(signal.SIGTERM)
 
-        journal.take_over()
-        async with running(settings, name=name, sock=sock, journal=journal, on_drain=told_to_drain) as app:
-            host, port = sock.getsockname()[:2]
-            journal.log.info("listening", host=host, port=port, holder=app.gate.holder)
-            await asked_to_stop.get()
-            drain_s = max(fleet.budgets.drain_ms for fleet in settings.fleets.values()) / 1000
-            journal.log.info("draining", live=app.gate.live(), drain_s=drain_s)
-            await _drain(app, drain_s, asked_to_stop)
-        journal.log.info("stopped")
+    with stop_signals(asked_to_stop.put_nowait):
+        async with open_journal(log_fd) as journal:
+            journal.take_over()
+            made = running(settings, name=name, sock=sock, journal=journal, on_drain=told_to_drain)
+            async with made as app:
+                host, port = sock.getsockname()[:2]
+                journal.log.info("listening", host=host, port=port, holder=app.gate.holder)
+                await asked_to_stop.get()
+                drain_s = max(fleet.budgets.drain_ms for fleet in settings.fleets.values()) / 1000
+                journal.log.info("draining", live=app.gate.live(), drain_s=drain_s)
+                await _drain(app, drain_s, asked_to_stop)
+            journal.log.info("stopped")
 
 
 @contextlib.asynccontextmanager
@@ -128,28 +131,6 @@ async def _all_gone(app: App, *, least_s: float) -> None:
     await asyncio.gather(app.trips.wait_empty(), asyncio.sleep(least_s))
     # Some came meanwhile, to be told to go elsewhere.
     await app.trips.wait_empty()
-
-
-@contextlib.asynccontextmanager
-async def _signals() -> AsyncIterator[asyncio.Queue[int]]:
-    """Yield a queue of the stopping signals received while the block runs; those that come later are ignored.
-
-    An event loop gives signals back to the kernel when it closes: one that came between the end of a drain
-    and that of the process would kill it, and a clean end would look like a crash.
-    """
-    loop = asyncio.get_running_loop()
-    received: asyncio.Queue[int] = asyncio.Queue()
-
-    def receive(number: int, _frame: object) -> None:
-        loop.call_soon_threadsafe(received.put_nowait, number)
-
-    for number in _STOPPING:
-        signal.signal(number, receive)
-    try:
-        yield received
-    finally:
-        for number in _STOPPING:
-            signal.signal(number, signal.SIG_IGN)
 
 
 def _config(app: App) -> uvicorn.Config:

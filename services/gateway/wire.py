@@ -5,8 +5,6 @@ a request, or send one that others than the parser would read in another way.
 """
 
 import asyncio
-import socket
-import struct
 import sys
 from collections.abc import Callable
 from typing import Final, cast
@@ -16,6 +14,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from services.gateway.refusals import NotServed, refusal_of
 from services.permits.clock import monotonic
+from services.permits.resets import reset
 
 # How long a cut connection may take to hand over what was already written.
 _FLUSH_S: Final = 5.0
@@ -29,7 +28,6 @@ LINGER_S: Final = 5.0
 LINGER_BYTES_MAX: Final = 64 * 1024 * 1024
 # Requests sent ahead of their turn; beyond that the connection is not read, and the client not watched.
 _PIPELINED_MAX: Final = 4
-_RESET: Final = struct.pack("ii", 1, 0)
 # Takes the place of the parser of a connection that is lost.
 _SPENT: Final = httptools.HttpRequestParser(None)
 # Held back instead of a write that is yet to come.
@@ -140,9 +138,7 @@ class Wire:
         self._protocol.exit.flush()
         if self._unframed or self._protocol.flow.write_paused:
             # A closing FIN would look like the end of an unframed body; a full buffer would never empty.
-            sock: socket.socket = transport.get_extra_info("socket")
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
-            transport.abort()
+            reset(transport)
         else:
             transport.close()
             asyncio.get_running_loop().call_later(_FLUSH_S, transport.abort)

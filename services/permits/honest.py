@@ -1,12 +1,10 @@
 """Makes redis-py's connections say what they keep to themselves, and forget what nobody waits for."""
 
 import asyncio
-import socket
-import struct
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import Any
 
-_RESET: Final = struct.pack("ii", 1, 0)
+from services.permits.resets import reset
 
 
 class _Honest:
@@ -37,9 +35,9 @@ class _Honest:
 
     async def disconnect(self, nowait: bool = False, **more: Any) -> None:  # noqa: ANN401, FBT001, FBT002
         if nowait and (writer := self._writer) is not None:  # type: ignore[attr-defined]
-            forget_unsent(writer.transport)
-            # Closed, it would first send what the transport itself still holds.
-            writer.transport.abort()
+            # A tick that nobody waits for any more must not arrive behind releases that were sent anew: its
+            # leases would be places lost for a ttl.
+            reset(writer.transport)
         await super().disconnect(nowait, **more)  # type: ignore[misc]
 
     async def _send_packed_command(self, command: Iterable[bytes]) -> None:
@@ -48,17 +46,6 @@ class _Honest:
         if writer is None or writer.is_closing():
             raise ConnectionResetError("it was closed or reset before it was written to")
         await super()._send_packed_command(command)  # type: ignore[misc]
-
-
-def forget_unsent(transport: asyncio.BaseTransport) -> None:
-    """Let closing this connection throw away what has not reached Redis yet.
-
-    Otherwise the kernel goes on sending it, for minutes, and a tick that nobody waits for any more arrives
-    behind the releases that were sent anew: its leases would be places lost for a ttl.
-    """
-    sock: socket.socket | None = transport.get_extra_info("socket")
-    if sock is not None and not transport.is_closing():
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
 
 
 def honest(kind: type) -> Any:  # noqa: ANN401  (a subclass of `kind`)

@@ -19,7 +19,7 @@ from redis.exceptions import NoScriptError, OutOfMemoryError, ReadOnlyError, Res
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from services.permits.clock import monotonic
-from services.permits.honest import forget_unsent
+from services.permits.resets import reset
 from services.permits.scripts import Arg, Script
 
 _ERRORS: Final = {"NOSCRIPT": NoScriptError, "READONLY": ReadOnlyError, "OOM": OutOfMemoryError}
@@ -167,8 +167,7 @@ class _Line(asyncio.Protocol):
     def abort(self, why: Exception) -> None:
         """Fail all calls that are under way, and close."""
         self._why_lost = why
-        forget_unsent(self._transport)
-        self._transport.abort()
+        reset(self._transport)
 
     def data_received(self, data: bytes) -> None:
         """Hand out the replies that are whole."""

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import json
-import signal
 import socket
 import sys
 from collections.abc import AsyncIterator
@@ -25,10 +24,10 @@ from services.reaper.survey import Survey
 from services.reaper.sweep import FleetPass, Sweep
 from services.settings.schema import Settings
 from services.settings.seed import lease_times
+from services.settings.stop_signals import stop_signals
 
 # A pass under way at SIGTERM may finish, or its report would be lost; a stuck one may not delay us.
 LAST_PASS_S: Final = 2.0
-_STOPPING: Final = (signal.SIGTERM, signal.SIGINT)
 
 
 def run(settings: Settings, *, host: str, port: int) -> int:
@@ -74,16 +73,19 @@ async def _reap_until_told(settings: Settings, health_socket: socket.socket) -> 
     pulse = Pulse(every_ms=settings.reaper.every_ms)
     metrics = Metrics(last_pass_age_s=pulse.last_pass_age_s)
     health = HealthServer(health_app(pulse, metrics))
-    async with _stop_signals() as told, _sweep(settings, log, metrics) as sweep:
-        loop = Loop(sweep, every_ms=settings.reaper.every_ms, pulse=pulse, metrics=metrics, log=log)
-        log.info("started", fleets=sorted(settings.fleets), health_port=health_socket.getsockname()[1])
-        passes = asyncio.create_task(loop.run(), name="passes")
-        serving = asyncio.create_task(health.serve(sockets=[health_socket]), name="health")
-        await told.wait()
-        await loop.end(passes, within_s=LAST_PASS_S)
-        health.should_exit = True
-        await serving
-    log.info("stopped")
+    told = asyncio.Event()
+    with stop_signals(lambda _: told.set()):
+        async with _sweep(settings, log, metrics) as sweep:
+            loop = Loop(sweep, every_ms=settings.reaper.every_ms, pulse=pulse, metrics=metrics, log=log)
+            port = health_socket.getsockname()[1]
+            log.info("started", fleets=sorted(settings.fleets), health_port=port)
+            passes = asyncio.create_task(loop.run(), name="passes")
+            serving = asyncio.create_task(health.serve(sockets=[health_socket]), name="health")
+            await told.wait()
+            await loop.end(passes, within_s=LAST_PASS_S)
+            health.should_exit = True
+            await serving
+        log.info("stopped")
 
 
 async def _sweep_whole(settings: Settings) -> list[FleetPass]:
@@ -107,28 +109,6 @@ async def _sweep(
         yield Sweep(store, survey, fleets=sorted(settings.fleets), reporter=Report(log, metrics))
     finally:
         await client.aclose()
-
-
-@contextlib.asynccontextmanager
-async def _stop_signals() -> AsyncIterator[asyncio.Event]:
-    """Yield an event that SIGTERM or SIGINT sets; those that come after the block are ignored.
-
-    An event loop gives signals back to the kernel when it closes: one that came between the last pass and
-    the end of the process would kill it, and a clean end would look like a crash.
-    """
-    loop = asyncio.get_running_loop()
-    told = asyncio.Event()
-
-    def receive(_number: int, _frame: object) -> None:
-        loop.call_soon_threadsafe(told.set)
-
-    for number in _STOPPING:
-        signal.signal(number, receive)
-    try:
-        yield told
-    finally:
-        for number in _STOPPING:
-            signal.signal(number, signal.SIG_IGN)
 
 
 def _print_passes(passes: list[FleetPass], *, as_json: bool) -> None:

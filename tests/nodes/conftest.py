@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.nodes.places import leases_left
-from tests.support.redis_server import RedisServer
+from tests.support.redis_server import RedisServer, a_redis
 from tests.support.scripted_engine import ScriptedEngine
 
 if TYPE_CHECKING:
@@ -33,14 +30,8 @@ def lasting_engine() -> Iterator[ScriptedEngine]:
 @pytest.fixture(scope="module")
 def lasting_redis() -> Iterator[RedisServer]:
     """The Redis of a rig that all tests of a module use; nobody empties it between two tests."""
-    # Not pytest's tmp_path: a unix socket's path may not be longer than about 100 bytes.
-    folder = Path(tempfile.mkdtemp(prefix="tenure-redis-"))
-    server = RedisServer(folder)
-    try:
-        yield server.start()
-    finally:
-        server.stop()
-        shutil.rmtree(folder)
+    with a_redis() as server:
+        yield server
 
 
 @pytest.fixture

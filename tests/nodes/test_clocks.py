@@ -5,8 +5,6 @@ Each process has a wall clock of its own here, which the test steps while stream
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 import time
 from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
@@ -19,7 +17,7 @@ from tests.support.answers import Stream
 from tests.support.burst import burst
 from tests.support.config_file import LEASE, key_of
 from tests.support.edition import edition
-from tests.support.redis_server import RedisServer
+from tests.support.redis_server import RedisServer, a_redis
 from tests.support.rig import Rig, rig
 from tests.support.skewed_clock import SkewedClock
 from tests.support.waiting import wait_until
@@ -53,13 +51,8 @@ def clock(tmp_path: Path) -> SkewedClock:
 @pytest.fixture
 def skewed_redis(clock: SkewedClock) -> Iterator[RedisServer]:
     """A Redis whose wall clock is the test's."""
-    folder = Path(tempfile.mkdtemp(prefix="tenure-redis-"))
-    server = RedisServer(folder, environment=clock.environment)
-    try:
-        yield server.start()
-    finally:
-        server.stop()
-        shutil.rmtree(folder)
+    with a_redis(environment=clock.environment) as server:
+        yield server
 
 
 @asynccontextmanager

@@ -6,8 +6,6 @@ limit is that of the fleet: the others go on asking for places all the while.
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 import time
 from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
@@ -30,7 +28,7 @@ from tests.support.answers import Stream
 from tests.support.client import fetch
 from tests.support.config_file import LEASE, write_config
 from tests.support.islands import Island, islanded
-from tests.support.redis_server import RedisServer
+from tests.support.redis_server import RedisServer, a_redis
 from tests.support.rig import Rig, rig
 from tests.support.scripted_engine import ScriptedEngine
 from tests.support.waiting import wait_until
@@ -67,14 +65,8 @@ def island() -> Iterator[Island]:
 @pytest.fixture
 def redis_of_two_nets(island: Island) -> Iterator[RedisServer]:
     """A Redis that the island reaches by the one cable, and everybody else without any."""
-    folder = Path(tempfile.mkdtemp(prefix="tenure-redis-"))
-    options = ("--bind", "127.0.0.1", island.redis_side, "--protected-mode", "no")
-    server = RedisServer(folder, options=options)
-    try:
-        yield server.start()
-    finally:
-        server.stop()
-        shutil.rmtree(folder)
+    with a_redis("--bind", "127.0.0.1", island.redis_side, "--protected-mode", "no") as server:
+        yield server
 
 
 @pytest.fixture

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,7 +9,7 @@ import pytest_asyncio
 
 from tests.security.target import Target
 from tests.support.answers import as_asked
-from tests.support.redis_server import RedisServer
+from tests.support.redis_server import RedisServer, a_redis
 from tests.support.rig import rig
 from tests.support.scripted_engine import ScriptedEngine
 
@@ -25,14 +22,8 @@ ENGINE_KEY = "engine-key-9876543210"
 @pytest.fixture(scope="module")
 def lasting_redis() -> Iterator[RedisServer]:
     """The Redis of a file's gateway; nobody empties it between two tests."""
-    # Not pytest's tmp_path: a unix socket's path may not be longer than about 100 bytes.
-    folder = Path(tempfile.mkdtemp(prefix="tenure-redis-"))
-    server = RedisServer(folder)
-    try:
-        yield server.start()
-    finally:
-        server.stop()
-        shutil.rmtree(folder)
+    with a_redis() as server:
+        yield server
 
 
 @pytest.fixture(scope="module")

@@ -5,6 +5,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -190,6 +191,19 @@ class RedisServer:
             finally:
                 line.shutdown(socket.SHUT_RDWR)
                 reading.join()
+
+
+@contextmanager
+def a_redis(*options: str, **more: Any) -> Iterator[RedisServer]:
+    """Yield a started server with a folder of its own; `options` and `more` are those of RedisServer."""
+    # Not pytest's tmp_path: a unix socket's path may not be longer than about 100 bytes.
+    folder = Path(tempfile.mkdtemp(prefix="tenure-redis-"))
+    server = RedisServer(folder, options=options, **more)
+    try:
+        yield server.start()
+    finally:
+        server.stop()
+        shutil.rmtree(folder)
 
 
 def _keep(line: socket.socket, seen: bytearray) -> None:

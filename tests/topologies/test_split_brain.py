@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 import time
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -13,7 +11,7 @@ import pytest
 
 from tests.nodes.places import LONG, Ends, admits_exactly, looking_at, nothing_runs
 from tests.support.islands import Island, islanded
-from tests.support.redis_server import RedisServer
+from tests.support.redis_server import RedisServer, a_redis
 from tests.support.redis_shim import RedisShim
 from tests.support.rig import Rig, rig
 from tests.support.scripted_engine import ScriptedEngine
@@ -41,15 +39,10 @@ def island() -> Iterator[Island]:
 
 @contextmanager
 def a_server(island: Island, *options: str, there: bool = False) -> Iterator[RedisServer]:
-    folder = Path(tempfile.mkdtemp(prefix="tenure-redis-"))
     ends = (island.redis_address, island.address) if there else (island.redis_side,)
     words = ("--bind", "127.0.0.1", *ends, "--protected-mode", "no", *options)
-    server = RedisServer(folder, options=words, before=island.before if there else ())
-    try:
-        yield server.start()
-    finally:
-        server.stop()
-        shutil.rmtree(folder)
+    with a_redis(*words, before=island.before if there else ()) as server:
+        yield server
 
 
 @pytest.fixture
