@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 
 import uvloop
@@ -122,14 +122,13 @@ def _control_app(journal: Journal, *routers: APIRouter) -> FastAPI:
 def _front(data: ASGIApp, control: ASGIApp, admin: ASGIApp) -> ASGIApp:
     """Decide by the path alone, before any framework: its handling of one request costs 0.4 ms."""
 
-    async def front(scope: Scope, receive: Receive, send: Send) -> None:
+    def front(scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         path: str = scope["path"]
         if path.startswith("/v1/") and path not in _OWN_PATHS and not _is_stop(scope):
-            await data(scope, receive, send)
-        elif path.startswith(_ADMIN_PATH):
-            await admin(scope, receive, send)
-        else:
-            await control(scope, receive, send)
+            return data(scope, receive, send)
+        if path.startswith(_ADMIN_PATH):
+            return admin(scope, receive, send)
+        return control(scope, receive, send)
 
     return front
 

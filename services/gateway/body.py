@@ -18,26 +18,21 @@ class ClientGone(Exception):
     """The client left before its request was whole."""
 
 
-async def read_body(
-    receive: Receive, head: Head, *, limit_bytes: int, gap_s: float, arrived: bool = False
-) -> bytes:
-    """Return the whole body. `arrived` says that all of it is here already: nothing need be waited for.
+async def read_body(receive: Receive, head: Head, *, limit_bytes: int, gap_s: float) -> bytes:
+    """Return the whole body.
 
     Raises NotServed: request_too_large as soon as that is certain, with or without Content-Length;
     bad_request when nothing came for `gap_s`, or too little in all. Raises ClientGone when the client left.
     """
-    if head.content_length is not None and head.content_length > limit_bytes:
-        raise _too_large(limit_bytes)
+    check_size(head.content_length or 0, limit_bytes)
     body = bytearray()
-    began_s = 0.0 if arrived else monotonic()
+    began_s = monotonic()
     while True:
-        # A timeout costs more than a body that has arrived already.
-        message = await (receive() if arrived else _receive(receive, len(body), began_s, gap_s))
+        message = await _receive(receive, len(body), began_s, gap_s)
         if message["type"] == "http.disconnect":
             raise ClientGone
         chunk = message.get("body", b"")
-        if len(body) + len(chunk) > limit_bytes:
-            raise _too_large(limit_bytes)
+        check_size(len(body) + len(chunk), limit_bytes)
         if not message.get("more_body", False):
             return bytes(body + chunk) if body else chunk
         body += chunk
@@ -55,5 +50,7 @@ async def _receive(receive: Receive, size: int, began_s: float, gap_s: float) ->
         ) from None
 
 
-def _too_large(limit_bytes: int) -> NotServed:
-    return NotServed("request_too_large", f"the body is larger than {limit_bytes} bytes", close=True)
+def check_size(size: int, limit_bytes: int) -> None:
+    """Raise NotServed("request_too_large") for a body of `size` bytes when that is above the limit."""
+    if size > limit_bytes:
+        raise NotServed("request_too_large", f"the body is larger than {limit_bytes} bytes", close=True)

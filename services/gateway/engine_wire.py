@@ -6,8 +6,8 @@ may serve another one, how much is held for a slow reader, and that every other 
 
 import asyncio
 import select
-from collections.abc import Callable
-from typing import Final, Literal, cast
+from collections.abc import Callable, Coroutine
+from typing import Any, Final, Literal, Self, cast
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
@@ -77,12 +77,17 @@ class Reply:
 
     # The reader's side.
 
-    async def head(self) -> None:
-        """Return when the head is there; raises EngineFailed. Cancelling cuts the connection."""
-        while not self.status:
-            if self._broken is not None:
-                raise self._broken
-            await self._next()
+    async def head(self) -> Self:
+        """Return itself when the head is there; raises EngineFailed. Cancelling cuts the connection."""
+        try:
+            while not self.status:
+                if self._broken is not None:
+                    raise self._broken
+                await self._next()
+        except asyncio.CancelledError:
+            self.close()
+            raise
+        return self
 
     async def read(self, pass_on: Callable[[bytes], bool] | None = None) -> bytes:
         """Return what has arrived, b"" at the clean end; raise EngineFailed at any other, after all bytes.
@@ -91,16 +96,25 @@ class Reply:
         event loop's own call, and the first piece that it does not take is returned: to wake a task for each
         token costs more than to pass it on. It must not raise. Cancelling cuts the connection.
         """
-        while not self._pieces:
-            if self.is_whole:
-                return b""
-            if self._broken is not None:
-                raise self._broken
-            self._pass_on = pass_on
-            await self._next()
+        try:
+            while not self._pieces:
+                if self.is_whole:
+                    return b""
+                if self._broken is not None:
+                    raise self._broken
+                self._pass_on = pass_on
+                await self._next()
+        except asyncio.CancelledError:
+            self.close()
+            raise
         if self._held >= HELD_BYTES and self._connection is not None:
             self._connection.resume_reading()
         return self._take()
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether `read` would have to wait."""
+        return not self._pieces and not self.is_whole and self._broken is None
 
     @property
     def is_read(self) -> bool:
@@ -114,13 +128,10 @@ class Reply:
             self.let_go()
             connection.abort()
 
-    async def _next(self) -> None:
-        news = self._news = asyncio.get_running_loop().create_future()
-        try:
-            await news
-        except asyncio.CancelledError:
-            self.close()
-            raise
+    def _next(self) -> "asyncio.Future[None]":
+        """Return what is done when something arrives."""
+        self._news = news = asyncio.get_running_loop().create_future()
+        return news
 
     # The connection's side.
 
@@ -252,8 +263,8 @@ class Connection(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport
         self.idle_since_s = 0.0
 
-    async def exchange(self, head: bytes, body: bytes, *, has_body: bool = True) -> Reply:
-        """Send one request on the idle connection and return its reply, when its head has come.
+    def exchange(self, head: bytes, body: bytes, *, has_body: bool = True) -> Coroutine[Any, Any, Reply]:
+        """Send one request on the idle connection; what is returned waits for the head of its reply.
 
         `head` ends with the empty line; `has_body` says whether the reply may have a body. The request is
         sent on while the reply is read. Raises EngineFailed; cancelling cuts the connection.
@@ -267,8 +278,7 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.write(head)
             self._unsent = memoryview(body)
             self._write_on()
-        await reply.head()
-        return reply
+        return reply.head()
 
     @property
     def is_fit(self) -> bool:

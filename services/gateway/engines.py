@@ -2,9 +2,10 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Final
+from types import TracebackType
+from typing import Any, Final
 
 from tenacity import AsyncRetrying, retry_if_exception, stop_after_attempt
 
@@ -47,38 +48,29 @@ class Engines:
         self._move = move
         self._pools: dict[str, EnginePool] = {}
 
-    @contextlib.asynccontextmanager
-    async def open(self, request: EngineRequest, fleet: Fleet, permit: Permit) -> AsyncIterator[Reply]:
-        """Send `request` to the permit's engine and yield its reply; on the way out let go of it.
+    def open(self, request: EngineRequest, fleet: Fleet, permit: Permit) -> "Exchange":
+        """Return a context manager that sends `request` to the permit's engine and lets go of the reply.
 
-        An engine that cannot have begun to work is left for another one, under the same permit. Raises
+        An engine that cannot have begun to work is left for another one, under the same permit. Entry raises
         EngineFailed. Cancelling closes the connection: the engine has lost it when this is left.
         """
-        try:
-            reply = await self._first_reply(request, fleet, permit)
-            request.body = b""
-            try:
-                yield reply
-            finally:
-                reply.close()
-        except BaseException:
-            # The event loop closes a socket in its next turn. The permit, which goes back after this, may be
-            # granted to another replica at once: the engine must not see two requests on one place.
-            await asyncio.sleep(0)
-            raise
+        return Exchange(self.first_reply(request, fleet, permit))
 
     def close(self) -> None:
         """Cut all connections."""
         for pool in self._pools.values():
             pool.close()
 
-    async def _first_reply(self, request: EngineRequest, fleet: Fleet, permit: Permit) -> Reply:
+    async def first_reply(self, request: EngineRequest, fleet: Fleet, permit: Permit) -> Reply:
+        """Return the reply, which the caller closes; prefer `open`."""
         try:
-            return await self._call(request, fleet, permit.engine)
+            reply = await self._call(request, fleet, permit.engine)
         except EngineFailed as failed:
             if not failed.may_retry or len(fleet.engines) == 1:
                 raise
-            return await self._elsewhere(request, fleet, permit, failed)
+            reply = await self._elsewhere(request, fleet, permit, failed)
+        request.body = b""
+        return reply
 
     async def _elsewhere(
         self, request: EngineRequest, fleet: Fleet, permit: Permit, failed: EngineFailed
@@ -129,6 +121,44 @@ class Engines:
         return reply
 
 
+class Exchange:
+    """The context manager of one reply; see `Engines.open`."""
+
+    __slots__ = ("_coming", "_reply")
+
+    def __init__(self, coming: Coroutine[Any, Any, Reply]) -> None:
+        """Wait for nothing yet."""
+        self._coming = coming
+        self._reply: Reply | None = None
+
+    async def __aenter__(self) -> Reply:
+        """Return the reply when its head is there."""
+        try:
+            self._reply = reply = await self._coming
+        except BaseException:
+            await _turn()
+            raise
+        return reply
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Let go of it."""
+        if self._reply is not None:
+            self._reply.close()
+        if error is not None:
+            await _turn()
+
+
+async def _turn() -> None:
+    """Let the event loop close the socket that was cut: it does in its next turn.
+
+    The permit, which goes back after this, may be granted to another replica at once: the engine must not see
+    two requests on one place.
+    """
+    await asyncio.sleep(0)
+
+
 @contextlib.asynccontextmanager
 async def open_engines(move: Move) -> AsyncIterator[Engines]:
     """Yield the way to the engines; all connections are closed at the end."""
@@ -137,8 +167,7 @@ async def open_engines(move: Move) -> AsyncIterator[Engines]:
         yield engines
     finally:
         engines.close()
-        # The event loop closes sockets in its next turn.
-        await asyncio.sleep(0)
+        await _turn()
 
 
 async def _exchange(

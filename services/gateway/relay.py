@@ -1,11 +1,5 @@
 """Passing a reply on, and ending one that cannot be passed on to its end."""
 
-from collections.abc import Callable
-from contextlib import AsyncExitStack
-from typing import Final
-
-from starlette.types import Send
-
 from services.gateway.budgets import Deadlines
 from services.gateway.engine_wire import Reply
 from services.gateway.evidence import Report
@@ -13,38 +7,64 @@ from services.gateway.headers import RawHeaders, for_client
 from services.gateway.refusals import Refusal, error_event, refusal_at_end
 from services.gateway.sse import Observer, observer_for
 from services.gateway.trip import Trip
-
-# Their Content-Length speaks of a body that is not sent.
-_BODILESS: Final = frozenset({204, 304})
+from services.gateway.wire import BODILESS
 
 
-class OwnedStream:
-    """Passes a reply to the client and, when the engine's part ends for any reason, closes what it owns."""
+class Stream:
+    """One reply on its way to the client. Reply and permit are the caller's, who closes them."""
 
-    def __init__(self, reply: Reply, trip: Trip, *, owned: AsyncExitStack) -> None:
-        """Take ownership of `owned`, which holds the reply and, outside it, the permit."""
+    def __init__(self, reply: Reply, trip: Trip) -> None:
+        """Pass `reply` on to the client of `trip`."""
+        assert trip.deadlines is not None  # noqa: S101  (a reply is relayed under a permit only)
         self.reply = reply
         self._trip = trip
-        self._owned = owned
+        self._deadlines: Deadlines = trip.deadlines
+        self._last = b""
         self._is_read = False
         self._report: Report | None = None
         self.observer: Observer = observer_for(reply.status, reply.content_type, reply.encoding)
 
-    async def send_to(self, send: Send) -> None:
-        """Send all of the reply. The permit goes back when the engine is done, before the last byte is out.
+    async def pass_on(self) -> None:
+        """Send all but the last part, chunk by chunk: nothing is gathered, none is read before its turn.
 
-        Raises EngineFailed, or CancelledError after a cut; then `farewell` has the last word.
+        When it returns the engine is done, so the permit need not wait for the client. Raises EngineFailed,
+        or CancelledError after a cut; then `farewell` has the last word.
         """
-        async with self._owned:
-            await self._send_head(send)
-            last = await self._pump(send)
-        await _finish(self._trip, send, last)
+        trip, reply, observer, deadlines = self._trip, self.reply, self.observer, self._deadlines
+        wire = trip.wire
+        self._start()
+        deadlines.reading()
+        while True:
+            if reply.is_awaited:
+                wire.flush()
+            chunk = await reply.read(self._take if trip.first_token_s else None)
+            now_s = deadlines.reading()
+            observer.feed(chunk)
+            ended = not chunk or reply.is_read
+            if not trip.first_token_s and (observer.first_token or ended):
+                trip.first_token(now_s)
+            if chunk or not trip.last_token_s:
+                trip.last_token_s = now_s
+            if ended:
+                self._last = chunk
+                deadlines.sending()
+                return
+            if wire.is_behind:
+                deadlines.sending()
+                await wire.drain()
+                deadlines.reading()
+            wire.pass_on(chunk)
+
+    async def finish(self) -> None:
+        """Send the last part, and end the reply."""
+        await self._trip.wire.drain()
+        self._trip.wire.finish(self._last)
 
     def takes_event(self) -> bool:
         """Whether an event of ours may follow: between two whole ones, both sent, in an open-ended body."""
         has_length = any(name == b"content-length" for name, _ in self.reply.raw_headers)
         is_stream = self.observer.is_stream and self._trip.head.method != "HEAD"
-        waits_for_client = _deadlines(self._trip).is_sending or self._trip.wire.is_behind
+        waits_for_client = self._deadlines.is_sending or self._trip.wire.is_behind
         return is_stream and not has_length and not waits_for_client and self.observer.at_boundary()
 
     def tokens(self) -> int:
@@ -59,66 +79,33 @@ class OwnedStream:
             self._report = self.observer.report()
         return self._report
 
-    async def _send_head(self, send: Send) -> None:
+    def _start(self) -> None:
+        """Begin the reply: its head goes out with what the engine has sent behind its own."""
         trip, reply = self._trip, self.reply
-        headers = for_client(reply.raw_headers, keep_length=reply.status not in _BODILESS)
-        headers += own_headers(trip)
+        headers = for_client(reply.raw_headers, keep_length=reply.status not in BODILESS)
         names = {name for name, _ in headers}
+        headers += own_headers(trip)
         if self.observer.is_stream:
             # Whoever stands between us and the client must not gather a stream.
-            wanted = ((b"x-accel-buffering", b"no"), (b"cache-control", b"no-cache"))
-            headers += [header for header in wanted if header[0] not in names]
-        has_body = trip.head.method != "HEAD" and reply.status not in _BODILESS
-        if trip.head.http10 and has_body and b"content-length" not in names:
-            trip.wire.unframe()
+            if b"x-accel-buffering" not in names:
+                headers.append((b"x-accel-buffering", b"no"))
+            if b"cache-control" not in names:
+                headers.append((b"cache-control", b"no-cache"))
+        has_body = trip.head.method != "HEAD" and reply.status not in BODILESS
         trip.status = reply.status
         trip.head_sent = True
-        _deadlines(trip).sending()
-        trip.wire.begin()
-        await send({"type": "http.response.start", "status": reply.status, "headers": headers})
+        unframed = trip.head.http10 and has_body and b"content-length" not in names
+        trip.wire.start(reply.status, headers, unframed=unframed)
 
-    async def _pump(self, send: Send) -> bytes:
-        """Pass chunk by chunk: nothing is gathered, and none is read before the last one was taken.
-
-        Returns the last chunk unsent: the engine is done with it, so the permit need not wait for the client.
-        """
-        trip, reply, observer, deadlines = self._trip, self.reply, self.observer, _deadlines(self._trip)
-        pass_on = _passing_on(trip, observer) if trip.wire.is_open_ended else None
-        deadlines.reading()
-        while True:
-            chunk = await reply.read(pass_on if trip.first_token_s else None)
-            now_s = deadlines.reading()
-            observer.feed(chunk)
-            ended = not chunk or reply.is_read
-            if not trip.first_token_s and (observer.first_token or ended):
-                trip.first_token(now_s)
-            trip.last_token_s = now_s if chunk else trip.last_token_s or now_s
-            if ended:
-                deadlines.sending()
-                return chunk
-            message = {"type": "http.response.body", "body": chunk, "more_body": True}
-            if trip.wire.is_behind:
-                deadlines.sending()
-                await send(message)
-                deadlines.reading()
-            else:
-                # Nothing is waited for, so there is nothing to time.
-                await send(message)
-
-
-def _passing_on(trip: Trip, observer: Observer) -> Callable[[bytes], bool]:
-    """Return what passes a chunk on in the call that brought it; False: the client must be waited for."""
-    wire, reading, feed, pass_on = trip.wire, _deadlines(trip).reading, observer.feed, trip.wire.pass_on
-
-    def take(chunk: bytes) -> bool:
-        if wire.is_behind or trip.reason is not None:
+    def _take(self, chunk: bytes) -> bool:
+        """Pass a chunk on in the call that brought it; False: the client must be waited for."""
+        trip = self._trip
+        if trip.wire.is_behind or trip.reason is not None:
             return False
-        trip.last_token_s = reading()
-        feed(chunk)
-        pass_on(chunk)
+        trip.last_token_s = self._deadlines.reading()
+        self.observer.feed(chunk)
+        trip.wire.pass_on(chunk)
         return True
-
-    return take
 
 
 def own_headers(trip: Trip) -> RawHeaders:
@@ -135,7 +122,7 @@ def own_headers(trip: Trip) -> RawHeaders:
     return headers
 
 
-async def send_refusal(refusal: Refusal, trip: Trip, send: Send) -> None:
+def send_refusal(refusal: Refusal, trip: Trip) -> None:
     """Send our own answer whole. It is the connection's last one when the request was not read to its end."""
     body = refusal.envelope
     headers = [*refusal.headers(body), *own_headers(trip)]
@@ -144,12 +131,11 @@ async def send_refusal(refusal: Refusal, trip: Trip, send: Send) -> None:
         headers.append((b"connection", b"close"))
     trip.head_sent = True
     trip.status = refusal.status
-    trip.wire.begin()
-    await send({"type": "http.response.start", "status": refusal.status, "headers": headers})
-    await send({"type": "http.response.body", "body": body, "more_body": False})
+    trip.wire.start(refusal.status, headers)
+    trip.wire.finish(body)
 
 
-async def farewell(trip: Trip, send: Send) -> None:
+async def farewell(trip: Trip) -> None:
     """Tell the client why the request ends, as far as what it already got leaves a way to."""
     await trip.awake()
     assert trip.reason is not None  # noqa: S101  (whoever calls has settled it)
@@ -157,22 +143,8 @@ async def farewell(trip: Trip, send: Send) -> None:
     if refusal is None:
         trip.wire.cut()
     elif not trip.head_sent:
-        await send_refusal(refusal, trip, send)
+        send_refusal(refusal, trip)
     elif trip.stream is not None and trip.stream.takes_event():
-        await _finish(trip, send, error_event(trip.reason))
+        trip.wire.finish(error_event(trip.reason))
     else:
         trip.wire.cut()
-
-
-async def _finish(trip: Trip, send: Send, last: bytes) -> None:
-    """Send the last bytes of a reply and end it."""
-    if trip.wire.is_unframed:
-        await send({"type": "http.response.body", "body": last, "more_body": True})
-        trip.wire.finish()
-    else:
-        await send({"type": "http.response.body", "body": last, "more_body": False})
-
-
-def _deadlines(trip: Trip) -> Deadlines:
-    assert trip.deadlines is not None  # noqa: S101  (a reply is relayed under a permit only)
-    return trip.deadlines

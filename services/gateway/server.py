@@ -15,8 +15,8 @@ from typing import Final
 import uvicorn
 
 from services.gateway.app import App, open_app
+from services.gateway.protocol import Protocol
 from services.gateway.records import Journal, open_journal
-from services.gateway.wire import Protocol
 from services.permits.clock import monotonic
 from services.settings.schema import Settings
 from services.settings.stop_signals import stop_signals

@@ -12,7 +12,7 @@ from typing import Any, Final, Protocol
 
 from starlette.types import Scope
 
-from services.gateway.budgets import Deadlines
+from services.gateway.budgets import Deadlines, Watch
 from services.gateway.fleets import Fleet
 from services.gateway.headers import Head, read_head
 from services.gateway.metrics import Metrics
@@ -30,6 +30,7 @@ class Books(Protocol):
     draining: bool
     grace_s: float
     metrics: Metrics
+    watch: Watch
 
     def released(self, trip: "Trip") -> None:
         """Redis has acknowledged the trip's release."""
@@ -118,10 +119,9 @@ class Trip:
         permit.phase = "draining" if self._books.draining else "prefill"
         permit.on_cut = self._cut_off
         permit.on_released = self._released
-        self.deadlines = Deadlines(
-            self.fleet.config.budgets, permit, cut=self.cut, grace_s=self._books.grace_s
-        )
-        self._books.metrics.of(self.fleet.name).queue_s.observe(self.admitted_s - self.queued_s)
+        books, budgets = self._books, self.fleet.config.budgets
+        self.deadlines = Deadlines(budgets, permit, cut=self.cut, grace_s=books.grace_s, watch=books.watch)
+        books.metrics.of(self.fleet.name).queue_s.observe(self.admitted_s - self.queued_s)
 
     def first_token(self, now_s: float) -> None:
         """Note the first generated content."""

@@ -5,6 +5,7 @@ from typing import Final
 
 from starlette.types import Scope
 
+from services.gateway.budgets import Watch
 from services.gateway.metrics import Metrics
 from services.gateway.records import Journal
 from services.gateway.trip import Trip
@@ -21,6 +22,7 @@ class Trips:
         self.journal = journal
         self.metrics = metrics
         self.grace_s = grace_s
+        self.watch = Watch()
         self.draining = False
         self._running: set[Trip] = set()
         self._unreleased: dict[Trip, None] = {}

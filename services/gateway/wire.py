@@ -1,54 +1,83 @@
-"""Uvicorn's HTTP/1.1 protocol with what ASGI cannot say: cut this connection, frame by closing it.
+"""One request's connection, as its task sees it: the body, the reply, the client's leave.
 
-Also closed here: holes through which a client could leave unseen (pipelining), stay for ever without sending
-a request, or send one that others than the parser would read in another way.
+Uvicorn reads requests and starts their tasks. What a reply needs is done here: its own way, by messages that
+are checked and taken apart again, costs a tenth of a request, and has no word for "cut this connection" or
+"frame by closing it".
 """
 
 import asyncio
-import sys
-from collections.abc import Callable
-from typing import Final, cast
+from collections.abc import Callable, Iterable
+from typing import Final
 
-import httptools
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
 
-from services.gateway.refusals import NotServed, refusal_of
-from services.permits.clock import monotonic
 from services.permits.resets import reset
 
 # How long a cut connection may take to hand over what was already written.
 _FLUSH_S: Final = 5.0
-# A connection that has no request for this long, or only part of a head, is closed.
-HEAD_WAIT_S: Final = 30.0
-# A head longer than this is no request that an engine would take; memory is not kept for it.
-HEAD_BYTES_MAX: Final = 64 * 1024
-# Closing a connection on which unread bytes lie makes the kernel reset it, and the client lose the answer
-# that was on its way. So whoever has not sent all of a request is listened to for a while, within bounds.
-LINGER_S: Final = 5.0
-LINGER_BYTES_MAX: Final = 64 * 1024 * 1024
-# Requests sent ahead of their turn; beyond that the connection is not read, and the client not watched.
-_PIPELINED_MAX: Final = 4
-# Takes the place of the parser of a connection that is lost.
-_SPENT: Final = httptools.HttpRequestParser(None)
-# Held back instead of a write that is yet to come.
-_NEXT: Final = b"next"
+# Their Content-Length speaks of a body that is not sent.
+BODILESS: Final = frozenset({204, 304})
 
 
 def _nothing() -> None:
     """Do nothing."""
 
 
+class Exit:
+    """A connection's transport as replies use it: closing it lets the client read what was written."""
+
+    __slots__ = ("flow", "is_closing", "leave", "transport", "write")
+
+    def __init__(self, transport: asyncio.Transport, flow: FlowControl, leave: Callable[[], None]) -> None:
+        """`leave` closes the connection."""
+        self.transport = transport
+        self.flow = flow
+        self.leave = leave
+        self.write = transport.write
+        self.is_closing = transport.is_closing
+
+    def close(self) -> None:
+        """Leave."""
+        self.leave()
+
+    def let_go(self) -> None:
+        """Forget the connection, which is lost."""
+        self.leave = _nothing
+
+
 class Wire:
-    """One request's connection. Made by the protocol, found in `scope["state"]["wire"]`."""
+    """One request's connection. Made by the protocol, found in `scope["state"]["wire"]`.
 
-    __slots__ = ("_cycle", "_on_gone", "_protocol", "_unframed")
+    A reply is `start`, then `pass_on` for each part of the body, then `finish`. None of them waits: whoever has
+    many parts asks `is_behind` before each, and awaits `drain`. Once the client has left nothing is sent.
+    """
 
-    def __init__(self, protocol: "Protocol", cycle: RequestResponseCycle) -> None:
+    __slots__ = ("_cycle", "_exit", "_has_body", "_head", "_on_gone", "_unframed")
+
+    def __init__(self, cycle: RequestResponseCycle, exit_: Exit) -> None:
         """Belong to one request on one connection."""
-        self._protocol = protocol
         self._cycle = cycle
+        self._exit = exit_
         self._unframed = False
+        self._has_body = True
+        # Until the first part of the body: one write, and one read of the client, do for both.
+        self._head = b""
         self._on_gone: Callable[[], None] | None = None
+
+    # The request's side.
+
+    @property
+    def has_whole_body(self) -> bool:
+        """Whether all of the request has arrived, so that reading it cannot wait."""
+        return not self._cycle.more_body
+
+    def take_body(self) -> bytes:
+        """Return the body of a request that has arrived whole, and hold it no more."""
+        body, self._cycle.body = bytes(self._cycle.body), bytearray()
+        return body
+
+    # The client's leave.
 
     def watch(self, on_gone: Callable[[], None]) -> None:
         """Call `on_gone` once when the client leaves, at once when it has; only after the body was read.
@@ -59,7 +88,7 @@ class Wire:
         if self._cycle.disconnected:
             self.gone()
         else:
-            self._protocol.flow.resume_reading()
+            self._exit.flow.resume_reading()
 
     def unwatch(self) -> None:
         """Call nobody any more."""
@@ -74,15 +103,12 @@ class Wire:
         if on_gone is not None:
             on_gone()
 
+    # The reply.
+
     @property
     def has_begun(self) -> bool:
         """Whether part of the reply has been sent."""
         return self._cycle.response_started
-
-    @property
-    def is_behind(self) -> bool:
-        """Whether the client has to take some of what it was sent before it is sent more."""
-        return self._protocol.flow.write_paused
 
     @property
     def is_over(self) -> bool:
@@ -90,289 +116,85 @@ class Wire:
         return self._cycle.response_complete
 
     @property
-    def has_whole_body(self) -> bool:
-        """Whether all of the request has arrived, so that reading it cannot wait."""
-        return not self._cycle.more_body
+    def is_behind(self) -> bool:
+        """Whether the client has to take some of what it was sent before it is sent more."""
+        return self._exit.flow.write_paused
 
-    @property
-    def is_open_ended(self) -> bool:
-        """Whether the reply's head is sent and does not say how long it is: then `pass_on` may be used."""
-        return self.has_begun and (self._unframed or bool(self._cycle.chunked_encoding))
+    async def drain(self) -> None:
+        """Return when the client has taken enough, or has left."""
+        if self._exit.flow.write_paused and not self._cycle.disconnected:
+            await self._exit.flow.drain()
 
-    def pass_on(self, chunk: bytes) -> None:
-        """Send a part of an open-ended body, as uvicorn's `send` does, without a task that waits."""
-        if not self._cycle.disconnected:
-            self._protocol.exit.write(chunk if self._unframed else b"%x\r\n%b\r\n" % (len(chunk), chunk))
+    def start(self, status: int, headers: Iterable[tuple[bytes, bytes]], *, unframed: bool = False) -> None:
+        """Begin the reply; its head goes out with what follows it, or by `flush`.
 
-    def begin(self) -> None:
-        """Let the head, which is sent next, go out together with what follows it at once."""
-        self._protocol.exit.hold()
+        Names are in lower case, and both names and values fit for a head: nothing is checked here. Without a
+        Content-Length the body goes out in chunks, or `unframed`: it ends with the connection, because
+        HTTP/1.0 knows no chunks.
+        """
+        cycle, fields = self._cycle, dict(headers)
+        cycle.response_started = True
+        cycle.waiting_for_100_continue = False
+        self._has_body = cycle.scope["method"] != "HEAD" and status not in BODILESS
+        self._unframed = unframed
+        cycle.chunked_encoding = self._has_body and not unframed and b"content-length" not in fields
+        lines = [STATUS_LINE[status], *(b"%b: %b\r\n" % header for header in headers)]
+        if cycle.chunked_encoding:
+            lines.append(b"transfer-encoding: chunked\r\n")
+        if unframed or fields.get(b"connection") == b"close":
+            cycle.keep_alive = False
+        if not cycle.keep_alive and b"connection" not in fields:
+            lines.append(b"connection: close\r\n")
+        lines.append(b"\r\n")
+        self._head = b"".join(lines)
 
-    def unframe(self) -> None:
-        """End the body by closing the connection: HTTP/1.0 knows no chunks. Call before the head is sent."""
-        self._unframed = True
-        self._cycle.chunked_encoding = False
-        self._cycle.expected_content_length = sys.maxsize
-        self._cycle.keep_alive = False
+    def pass_on(self, part: bytes) -> None:
+        """Send a part of the body, which is not empty."""
+        if not self._has_body:
+            return
+        self._write(b"%x\r\n%b\r\n" % (len(part), part) if self._cycle.chunked_encoding else part)
 
-    @property
-    def is_unframed(self) -> bool:
-        """Whether closing the connection is what ends the body."""
-        return self._unframed
+    def flush(self) -> None:
+        """Send the head alone: what follows it is still to come."""
+        if self._head:
+            self._write(b"")
 
-    def finish(self) -> None:
-        """End an unframed body: all bytes were sent."""
-        self._cycle.response_complete = True
-        self._cycle.message_event.set()
-        self._protocol.exit.flush()
-        self._protocol.transport.close()
+    def finish(self, last: bytes = b"") -> None:
+        """Send the last part of the body, and end the reply."""
+        cycle = self._cycle
+        if cycle.disconnected:
+            return
+        if not cycle.chunked_encoding:
+            end = last if self._has_body else b""
+        elif last:
+            end = b"%x\r\n%b\r\n0\r\n\r\n" % (len(last), last)
+        else:
+            end = b"0\r\n\r\n"
+        self._write(end)
+        cycle.response_complete = True
+        cycle.message_event.set()
+        if not cycle.keep_alive:
+            self._exit.close()
+        cycle.on_response()
 
     def cut(self) -> None:
         """End the connection without ending the reply, so that the client sees it is not whole."""
-        cycle, transport = self._cycle, self._protocol.transport
+        cycle, transport = self._cycle, self._exit.transport
+        if transport.is_closing():
+            cycle.disconnected = True
+        else:
+            self.flush()
+            if self._unframed or self.is_behind:
+                # A closing FIN would look like the end of an unframed body; a full buffer would never empty.
+                reset(transport)
+            else:
+                transport.close()
+                asyncio.get_running_loop().call_later(_FLUSH_S, transport.abort)
         # Uvicorn takes a reply that nobody ends for a defect, unless its client is gone.
         cycle.disconnected = True
         cycle.message_event.set()
-        if transport.is_closing():
-            return
-        self._protocol.exit.flush()
-        if self._unframed or self._protocol.flow.write_paused:
-            # A closing FIN would look like the end of an unframed body; a full buffer would never empty.
-            reset(transport)
-        else:
-            transport.close()
-            asyncio.get_running_loop().call_later(_FLUSH_S, transport.abort)
 
-
-class _Exit:
-    """A connection's transport as replies use it: closing it lets the client read what was written.
-
-    A head waits for what follows it within the same turn of the event loop: mostly the first chunk, or all of
-    the reply, and then one write does for both.
-    """
-
-    __slots__ = ("_held", "_leave", "_transport", "is_closing")
-
-    def __init__(self, transport: asyncio.Transport, leave: Callable[[], None]) -> None:
-        self._transport = transport
-        self._leave = leave
-        self._held = b""
-        self.is_closing = transport.is_closing
-
-    def hold(self) -> None:
-        """Keep the next write back until another one, or the end of the turn."""
-        self.flush()
-        self._held = _NEXT
-        asyncio.get_running_loop().call_soon(self.flush)
-
-    def write(self, data: bytes) -> None:
-        held = self._held
-        if held is _NEXT:
-            self._held = data
-        elif held:
-            self._held = b""
-            self._transport.write(held + data)
-        else:
-            self._transport.write(data)
-
-    def flush(self) -> None:
-        """Write what is held back."""
-        held, self._held = self._held, b""
-        if held and held is not _NEXT and not self._transport.is_closing():
-            self._transport.write(held)
-
-    def close(self) -> None:
-        """Write what is held back, and leave."""
-        self.flush()
-        self._leave()
-
-    def let_go(self) -> None:
-        """Forget the connection, which is lost."""
-        self._leave = _nothing
-
-
-class Protocol(HttpToolsProtocol):
-    """One client connection."""
-
-    idle_since_s = 0.0
-    _in_head = False
-    _head_bytes = 0
-    _is_chunked = False
-    # The parser takes what follows a wish for another protocol for that protocol, also the request's own
-    # body. So that is read by a fresh one, which is given the framing once more.
-    _unread_body = b""
-    _repeats_head = False
-    _lingers = False
-    _lingered_bytes = 0
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
-        """Start the wait for the first head."""
-        super().connection_made(transport)
-        self._wires: list[Wire] = []
-        self.exit = _Exit(transport, self._leave)
-        self.idle_since_s = monotonic()
-
-    def data_received(self, data: bytes) -> None:
-        """Parse on, unless the head of a request grows without end or nothing is wanted any more."""
-        if self._lingers:
-            self._lingered_bytes += len(data)
-            if self._lingered_bytes > LINGER_BYTES_MAX:
-                self.transport.abort()
-            return
-        if self._in_head:
-            self._head_bytes += len(data)
-            if self._head_bytes > HEAD_BYTES_MAX:
-                self.send_400_response("")
-                return
-        self._unset_keepalive_if_required()
-        self._parse(data)
-
-    def on_message_begin(self) -> None:
-        """Start counting a head."""
-        if self._repeats_head:
-            return
-        super().on_message_begin()
-        self._in_head = True
-        self._is_chunked = False
-        self._head_bytes = 0
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        """Take a header in; an error here ends the connection with a 400.
-
-        A trailer is none: it would pass for a header that nobody in front of us has looked at.
-        """
-        if not self._in_head:
-            return
-        if name.lower() == b"transfer-encoding":
-            # The parser takes off the chunks alone; a body in another coding would reach the engine without
-            # the word for it.
-            if value.strip().lower() != b"chunked":
-                raise ValueError("a coding that is not taken off")
-            self._is_chunked = True
-        super().on_header(name, value)
-
-    def on_headers_complete(self) -> None:
-        """Give the request its wire; keep watching the client when it sent this one ahead of its turn."""
-        if self._repeats_head:
-            return
-        version = self.parser.get_http_version()
-        if version != "1.1" and (version != "1.0" or self._is_chunked):
-            raise ValueError("HTTP/1.0 knows no chunks, and other versions are not spoken")
-        if self.parser.get_method() == b"CONNECT":
-            raise ValueError("there is no tunnel here, and what follows is framed by nobody")
-        self._in_head = False
-        earlier = self._last_cycle()
-        super().on_headers_complete()
-        self.cycle.transport = cast("asyncio.Transport", self.exit)
-        wire = self.scope["state"]["wire"] = Wire(self, self.cycle)
-        self._wires = [one for one in self._wires if not one.is_over]
-        self._wires.append(wire)
-        if earlier is not None and not earlier.response_complete and len(self.pipeline) <= _PIPELINED_MAX:
-            self.flow.resume_reading()
-        if self.parser.should_upgrade():
-            self._unread_body = self._framing()
-
-    def on_message_complete(self) -> None:
-        """Note that the body is whole, unless the parser has taken it for another protocol."""
-        if not self._unread_body:
-            super().on_message_complete()
-
-    def on_response_complete(self) -> None:
-        """Start the wait for the next head, or for the client's leave."""
-        if not self._lingers:
-            super().on_response_complete()
-        self.idle_since_s = monotonic()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Tell every request of the connection, not only the one that came last."""
-        self._let_go()
-        # Uvicorn leaves the timer of a connection that was reset: it would keep all of it for as long.
-        self._unset_keepalive_if_required()
-        super().connection_lost(exc)
-        # They know this connection, and it them: a ring that would wait for the garbage collector.
-        self.parser = _SPENT
-        self.exit.let_go()
-        self._wires.clear()
-
-    def send_400_response(self, msg: str) -> None:
-        """Answer bytes that are no HTTP; in the midst of a reply there is no answer but the end."""
-        del msg
-        self.exit.flush()
-        begun = next((wire for wire in self._wires if wire.has_begun and not wire.is_over), None)
-        if begun is not None:
-            begun.cut()
-            return
-        self._let_go()
-        refusal = refusal_of(NotServed("bad_request", "this is not a valid HTTP/1.1 request", close=True))
-        body = refusal.envelope
-        head = b"".join(b"%s: %s\r\n" % header for header in refusal.headers(body))
-        self.transport.write(b"HTTP/1.1 400 Bad Request\r\n" + head + b"\r\n" + body)
-        self._linger()
-
-    def shutdown(self) -> None:
-        """End the connection as soon as its reply is out."""
-        self.exit.flush()
-        super().shutdown()
-
-    def close_if_idle(self, now_s: float) -> None:
-        """Close the connection when no request has come for HEAD_WAIT_S. Called about once a second."""
-        cycle = self._last_cycle()
-        idle = cycle is None or cycle.response_complete
-        if idle and now_s - self.idle_since_s > HEAD_WAIT_S and not self.transport.is_closing():
-            self.transport.close()
-
-    def _parse(self, data: bytes) -> None:
-        left = memoryview(data)
-        while left:
-            try:
-                self.parser.feed_data(left)
-            except httptools.HttpParserUpgrade as wish:
-                left = left[wish.args[0] :]
-                self._read_on_as_http()
-            except httptools.HttpParserError:
-                self.send_400_response("")
-                return
-            else:
-                return
-
-    def _framing(self) -> bytes:
-        """Return the header that says where the body of the request ends; b"" when there is none."""
-        if self._is_chunked:
-            return b"transfer-encoding: chunked"
-        length = next((value for name, value in self.headers if name == b"content-length"), b"0")
-        return b"content-length: " + length if length.strip(b" \t0") else b""
-
-    def _read_on_as_http(self) -> None:
-        """No protocol is switched to: read the body that the parser has left out, and then more requests."""
-        framing, self._unread_body = self._unread_body, b""
-        if framing:
-            self.parser = httptools.HttpRequestParser(self)
-            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
-            self._repeats_head = True
-            self.parser.feed_data(b"POST / HTTP/1.1\r\n%s\r\n\r\n" % framing)
-            self._repeats_head = False
-
-    def _let_go(self) -> None:
-        for wire in self._wires:
-            if not wire.is_over:
-                wire.gone()
-
-    def _leave(self) -> None:
-        """Close after the last reply, in such a way that the client can read it."""
-        if self.cycle.more_body or self.pipeline:
-            self._linger()
-        else:
-            self.transport.close()
-
-    def _linger(self) -> None:
-        """Say that nothing more comes, and take in what the client still sends until it leaves."""
-        if self._lingers or self.transport.is_closing():
-            return
-        self._lingers = True
-        self.transport.write_eof()
-        self.flow.resume_reading()
-        self.loop.call_later(LINGER_S, self.transport.abort)
-
-    def _last_cycle(self) -> RequestResponseCycle | None:
-        # Uvicorn declares it as always there; before the first request it is None.
-        return cast("RequestResponseCycle | None", self.cycle)
+    def _write(self, data: bytes) -> None:
+        head, self._head = self._head, b""
+        if not self._cycle.disconnected:
+            self._exit.write(head + data if head else data)

@@ -46,6 +46,13 @@ LAST_ANSWERS_S: Final = 1.2
 AT_ONCE_MAX: Final = 64
 
 
+# How often one that was frozen while it asked asks in all: the same id is told whether its lease still lives.
+ASKED_WHEN_LATE: Final = 2
+
+# Made once: an expression of types is put together anew each time it is come by.
+_NO: Final = Full | Learning | Closed
+
+
 class Acquirer:
     """One per gate; runs in the gate's event loop."""
 
@@ -63,7 +70,10 @@ class Acquirer:
         self._store = store
         self._ticker = ticker
         self._holder = holder
-        self._times = times
+        self._provisional_s = times.provisional_ms / 1000
+        # What is left of a provisional lease then has to last until a tick has renewed it.
+        self._held_up_max_s = self._provisional_s - times.tick_ms / 1000 - CALL_S
+        self._ttl_s = times.ttl_ms / 1000
         self._fleets = fleets
         self._listener = listener
         self._sequence = itertools.count(1)
@@ -75,7 +85,7 @@ class Acquirer:
         """Take a permit that the caller must close; see `Gate.hold` for what may be raised."""
         permit = Permit(f"{self._holder}~{demand.tail or next(self._sequence)}", demand, self._ticker)
         answer = await (self._queue(permit) if demand.patience_ms else self._ask(permit))
-        if isinstance(answer, Full | Learning | Closed):
+        if isinstance(answer, _NO):
             permit.move(Move.REFUSE)
             raise self._refusal(demand.fleet, answer)
         if permit.state is State.LOST:
@@ -113,7 +123,15 @@ class Acquirer:
     async def _ask(self, permit: Permit, waiter: Waiter | None = None) -> Answer | None:
         """Ask Redis; None: decided without it. Cancelled, it gives back what Redis grants all the same."""
         try:
-            return await self._ask_twice(permit, waiter)
+            try:
+                return await self._ask_once(permit, waiter)
+            except OutOfMemory:
+                raise
+            except Unavailable:
+                # Once more, after what the ticker could mend. The same id: if the first call was carried out
+                # after all, this one gets its answer.
+                self._ticker.lanes[permit.fleet].suspect()
+                return await self._ask_once(permit, waiter)
         except asyncio.CancelledError:
             self._leave(permit)
             raise
@@ -142,47 +160,36 @@ class Acquirer:
             self._left.add(settled)
             settled.add_done_callback(lambda settled: self._give_up(permit, settled))
 
-    async def _ask_twice(self, permit: Permit, waiter: Waiter | None) -> Answer:
-        """Ask once more after a failure that the ticker could mend."""
-        try:
-            return await self._ask_once(permit, waiter)
-        except OutOfMemory:
-            raise
-        except Unavailable:
-            self._ticker.lanes[permit.fleet].suspect()
-            # The same id: if the first call was carried out after all, this one gets its answer.
-            return await self._ask_once(permit, waiter)
-
     async def _ask_once(self, permit: Permit, waiter: Waiter | None) -> Answer:
-        fleet = permit.fleet
+        fleet, turns = permit.fleet, self._turns[permit.fleet]
         lane = self._ticker.lanes[fleet]
         if not lane.up.is_set():
             await _verdict(lane)
         view = lane.renewal.view
-        async with self._turns[fleet]:
+        await turns.acquire()
+        try:
             # Redis may have gone while this one waited for its turn.
             if not lane.up.is_set():
                 await _verdict(lane)
-            sent_s, answer = await self._call(permit)
-            if self._is_late(answer, sent_s):
-                # The process was frozen. The same id is told whether its lease still lives, and begins anew.
-                sent_s, answer = await self._call(permit)
+            is_late = True
+            for _ in range(ASKED_WHEN_LATE):
+                # A lease that this call is granted begins later.
+                sent_s = monotonic()
+                answer = await self._store.acquire(permit.demand, lease=permit.id, holder=self._holder)
+                is_granted = isinstance(answer, Granted)
+                is_late = is_granted and not self._in_time(sent_s)
+                if not is_late:
+                    break
+        finally:
+            turns.release()
         self._notice(fleet, view, answer.stamp)
+        if is_late:
+            raise Unavailable("the answers of Redis come too late")
         if isinstance(answer, Granted):
-            if self._is_late(answer, sent_s):
-                raise Unavailable("the answers of Redis come too late")
             self._hold(permit, answer, sent_s, "granted")
         elif waiter is not None and isinstance(answer, Queued):
             waiter.still(sent_s, answer.stamp)
         return answer
-
-    async def _call(self, permit: Permit) -> tuple[float, Answer]:
-        """Return when the call was sent, too: a lease that it grants begins later."""
-        sent_s = monotonic()
-        return sent_s, await self._store.acquire(permit.demand, lease=permit.id, holder=self._holder)
-
-    def _is_late(self, answer: Answer, sent_s: float) -> bool:
-        return isinstance(answer, Granted) and not self._in_time(sent_s)
 
     async def _stand_in_line(self, permit: Permit, waiter: Waiter, give_up_s: float, waiting: int) -> bool:
         """Wait for the grant; True: held. False: the line was lost. Raises Refused when patience ends.
@@ -223,11 +230,10 @@ class Acquirer:
 
         A grant that was held up longer on its way here must not begin: its place may be somebody else's.
         """
-        left_s = since_s + self._times.provisional_ms / 1000 - monotonic()
-        return left_s >= self._times.tick_ms / 1000 + CALL_S
+        return monotonic() - since_s <= self._held_up_max_s
 
     def _hold(self, permit: Permit, answer: Granted, sent_s: float, outcome: str) -> None:
-        permit.granted(answer, deadline_s=sent_s + self._times.provisional_ms / 1000)
+        permit.granted(answer, deadline_s=sent_s + self._provisional_s)
         if permit.state is State.HELD:
             self._ticker.enroll(permit)
             self._listener.admission(permit.fleet, outcome)
@@ -254,7 +260,7 @@ class Acquirer:
         if isinstance(answer, Full):
             self._step_out(permit)
             raise self._refusal(fleet, answer)
-        permit.granted(answer, deadline_s=monotonic() + self._times.ttl_ms / 1000)
+        permit.granted(answer, deadline_s=monotonic() + self._ttl_s)
         self._ticker.enroll(permit)
         self._listener.admission(fleet, "granted")
 

@@ -78,28 +78,29 @@ class ScriptCaller:
     async def _run(
         self, verb: str, keys: Mapping[str, str], args: Mapping[str, Arg], rest: Sequence[Arg]
     ) -> Any:  # noqa: ANN401
-        return read(verb, await self._send(verb, keys, args, rest))
-
-    async def _send(
-        self, verb: str, keys: Mapping[str, str], args: Mapping[str, Arg], rest: Sequence[Arg]
-    ) -> Any:  # noqa: ANN401
+        """Run a script and return the value of its reply; raises Unavailable."""
         script = self._scripts[verb]
         # A nonce names at most one epoch, so each call brings its own.
         named = {**self._fixed_args, "nonce": f"{self._nonces}{next(self._calls):x}", **args}
         began_s = monotonic()
         try:
-            return await self._plain(self._client.pipe.run(script, *script.arrange(keys, named, rest)))
+            reply = await self._client.pipe.run(script, *script.arrange(keys, named, rest))
+        except TROUBLE as error:
+            raise await self._explained(error) from error
         finally:
             self._listener.script(verb, monotonic() - began_s)
+        return read(verb, reply)
 
     async def _plain(self, call: Any) -> Any:  # noqa: ANN401  (redis-py types its commands as sync-or-async)
         try:
             return await call
-        except ReadOnlyError as error:
+        except TROUBLE as error:
+            raise await self._explained(error) from error
+
+    async def _explained(self, error: Exception) -> Unavailable:
+        """Return what an error of redis-py means to callers."""
+        if isinstance(error, ReadOnlyError):
             # A primary that was demoted under our feet: its connections stay open and would say so for ever.
             await self._client.leave()
-            raise Unavailable(f"{type(error).__name__}: {error}") from error
-        except OutOfMemoryError as error:
-            raise OutOfMemory(f"{type(error).__name__}: {error}") from error
-        except TROUBLE as error:
-            raise Unavailable(f"{type(error).__name__}: {error}") from error
+        kind = OutOfMemory if isinstance(error, OutOfMemoryError) else Unavailable
+        return kind(f"{type(error).__name__}: {error}")

@@ -13,7 +13,7 @@ import secrets
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from types import TracebackType
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from services.permits.acquirer import CALL_S, Acquirer
 from services.permits.connect import connect
@@ -124,9 +124,9 @@ class Gate:
         permit.moved(answer)
         return True
 
-    async def take(self, demand: Demand) -> Permit:
+    def take(self, demand: Demand) -> Coroutine[Any, Any, Permit]:
         """Take a permit that the caller must close; prefer `hold`."""
-        return await self._acquirer.take(demand)
+        return self._acquirer.take(demand)
 
     async def last_answers(self) -> None:
         """Wait, for a bounded time, until it is known what callers who left were granted.
@@ -150,8 +150,8 @@ class Hold:
 
     async def __aenter__(self) -> Permit:
         """Take the permit."""
-        self._permit = await self._gate.take(self._demand)
-        return self._permit
+        self._permit = permit = await self._gate.take(self._demand)
+        return permit
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

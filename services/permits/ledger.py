@@ -61,7 +61,7 @@ class Ledger(ScriptCaller):
         """Return those of `ids` that are live, in their order."""
         if not ids:
             return []
-        lines = await self._send("inspect", self._named(fleet), {"most": len(ids)}, ids)
+        lines = await self._run("inspect", self._named(fleet), {"most": len(ids)}, ids)
         return [lease_row(line) for line in lines]
 
     async def events_after(self, stream: str, after: str, limit: int) -> list[tuple[str, Event]]:

@@ -36,19 +36,23 @@ class Permit:
         "demand",
         "engine",
         "engines_left",
+        "fleet",
         "grant",
         "id",
         "news",
         "on_cut",
         "on_released",
         "renewed_until_s",
+        "request_id",
         "state",
+        "tenant",
     )
 
     def __init__(self, lease: str, demand: Demand, keeper: Keeper) -> None:
         """Begin as asked for. The id is made before the call, so an unknown outcome can be released."""
         self.id = lease
         self.demand = demand
+        self.fleet, self.tenant, self.request_id = demand.fleet, demand.tenant, demand.request_id
         self._keeper = keeper
         self.state = State.ASKED
         self.class_: Class = "cold"
@@ -60,27 +64,13 @@ class Permit:
         self.news = False
         self.acquired_at = 0
         # Monotonic seconds. Until `deadline_s` the lease is surely alive in Redis; the ticker renews it while
-        # `renewed_until_s` is ahead, which the owner pushes on as long as the stream is really being read.
+        # `renewed_until_s` is ahead, which the owner pushes on as long as the stream is really being read: a
+        # hung stream must lose its lease.
         self.deadline_s = 0.0
         self.renewed_until_s = float("inf")
         # Called in the event loop with the end reason when somebody or something else ends the request.
         self.on_cut: Callable[[str], None] | None = None
         self.on_released: Callable[[float], None] | None = None
-
-    @property
-    def fleet(self) -> str:
-        """The fleet it is a permit of."""
-        return self.demand.fleet
-
-    @property
-    def tenant(self) -> str:
-        """Whose it is."""
-        return self.demand.tenant
-
-    @property
-    def request_id(self) -> str:
-        """The request it admits."""
-        return self.demand.request_id
 
     @property
     def phase(self) -> Phase:
@@ -112,10 +102,6 @@ class Permit:
             self.engines_left += (self.engine,)
             self.engine = engine
 
-    def renew_until(self, monotonic_s: float) -> None:
-        """Let the ticker renew the lease until then, and no longer: a hung stream must lose its lease."""
-        self.renewed_until_s = monotonic_s
-
     def downgrade(self) -> None:
         """Give back the cold place and keep the rest. Idempotent; nothing for a warm permit."""
         if self.cold and self.state is State.HELD:
@@ -134,8 +120,8 @@ class Permit:
         """Return the facts that a tick re-asserts."""
         return Held(
             lease=self.id,
-            request_id=self.demand.request_id,
-            tenant=self.demand.tenant,
+            request_id=self.request_id,
+            tenant=self.tenant,
             class_=self.class_,
             engine=self.engine,
             phase=self._phase,
@@ -149,6 +135,6 @@ class Permit:
         A tick that was on its way during a move may have renewed the old engine place: that goes back too.
         """
         return [
-            Gone(lease=self.id, tenant=self.demand.tenant, engine=engine)
+            Gone(lease=self.id, tenant=self.tenant, engine=engine)
             for engine in (self.engine, *self.engines_left)
         ]

@@ -48,9 +48,9 @@ class Pipe:
         nothing back that was sent; see `settled`.
         """
         try:
-            return await self._call("EVALSHA", script.sha, len(keys), *keys, *args)
+            return await self._call(("EVALSHA", script.sha, len(keys), *keys, *args))
         except NoScriptError:
-            return await self._call("EVAL", script.text, len(keys), *keys, *args)
+            return await self._call(("EVAL", script.text, len(keys), *keys, *args))
 
     def settled(self) -> "asyncio.Future[None]":
         """Return a future that is done once every call sent so far was answered, or lost."""
@@ -77,9 +77,11 @@ class Pipe:
             line.abort(_closed())
             await line.closed
 
-    async def _call(self, *command: Arg) -> Reply:
+    async def _call(self, command: tuple[Arg, ...]) -> Reply:
+        line = self._line
         try:
-            return await (await self._ready()).send(command)
+            # Asked here although `_ready` asks again: a call of a coroutine less for each script.
+            return await (line if line and not line.closed.done() else await self._ready()).send(command)
         except RedisConnectionError:
             return await (await self._ready()).send(command)
 

@@ -146,16 +146,18 @@ REPLIES: Final[Mapping[str, Mapping[str, Callable[[list[Any]], Any]]]] = {
     "drain": {"DRAINING": _number_last, "UNKNOWN": _unknown},
     "ended": {"NOTED": _number_last},
 }
+# Whose replies are lines for people, one for each of what was found.
+LISTS: Final = frozenset({"inspect", "line"})
 
 
 def read(verb: str, reply: Any) -> Any:  # noqa: ANN401  (the store's methods state the types)
     """Turn a raw reply of `verb` into its value; raise BadReply for a word its header does not have."""
-    if not isinstance(reply, list) or not reply:
-        raise BadReply(verb, reply)
-    reader = REPLIES[verb].get(reply[0])
-    if reader is None:
-        raise BadReply(verb, reply)
-    return reader(reply)
+    if isinstance(reply, list):
+        if verb in LISTS:
+            return reply
+        if reply and (reader := REPLIES[verb].get(reply[0])):
+            return reader(reply)
+    raise BadReply(verb, reply)
 
 
 def waiter_row(line: str) -> WaiterRow:

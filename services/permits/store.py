@@ -8,8 +8,8 @@ A cancelled call can leave its reply in the connection for the next caller to re
 cancelled awaits these methods directly: see `gate.py` for how it is done.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Final, Literal
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from typing import Any, Final, Literal
 
 from services.permits.ledger import Ledger
 from services.permits.model import (
@@ -43,12 +43,11 @@ KEY_FIELDS: Final = ("#epoch", "#revision")
 class Store(Ledger):
     """The scripts of one Redis, as methods. The caller owns the client and closes it."""
 
-    async def acquire(self, demand: Demand, *, lease: str, holder: str) -> Answer:
+    def acquire(self, demand: Demand, *, lease: str, holder: str) -> Coroutine[Any, Any, Answer]:
         """Ask for one permit under the id `lease`; the same id again gets the same answer."""
-        keys = self.keys(demand.fleet)
-        answer: Answer = await self._run(
+        return self._run(
             "acquire",
-            self._named(demand.fleet, record=keys.lease(lease)),
+            self._named(demand.fleet, record=self.keys(demand.fleet).lease(lease)),
             {
                 "lease": lease,
                 "holder": holder,
@@ -59,7 +58,6 @@ class Store(Ledger):
             },
             (*demand.engines, *demand.prefixes),
         )
-        return answer
 
     async def tick(
         self,
@@ -141,11 +139,11 @@ class Store(Ledger):
 
     async def line(self, fleet: str, most: int = 1000) -> list[WaiterRow]:
         """Return up to `most` waiters, in the order of the line; changes nothing."""
-        return [waiter_row(line) for line in await self._send("line", self._named(fleet), {"most": most}, ())]
+        return [waiter_row(line) for line in await self._run("line", self._named(fleet), {"most": most}, ())]
 
     async def inspect(self, fleet: str, most: int = 1000) -> list[LeaseRow]:
         """Return up to `most` live leases, the soonest to expire first; changes nothing."""
-        lines = await self._send("inspect", self._named(fleet), {"most": most}, ())
+        lines = await self._run("inspect", self._named(fleet), {"most": most}, ())
         return [lease_row(line) for line in lines]
 
     async def count(self, fleet: str, tenants: Sequence[str] = (), engines: Sequence[str] = ()) -> Counts:

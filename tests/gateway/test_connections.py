@@ -3,7 +3,7 @@
 import gc
 from typing import Any
 
-from services.gateway.wire import HEAD_WAIT_S, Protocol
+from services.gateway.protocol import HEAD_WAIT_S, Protocol
 from services.permits.clock import monotonic
 from tests.support.answers import Dies, Stream
 from tests.support.client import Call, chat_body, request_bytes

@@ -5,27 +5,28 @@ from typing import Any
 
 import pytest
 
-from services.gateway.budgets import Deadlines
+from services.gateway.budgets import Deadlines, Watch
 from services.permits.clock import monotonic
 from services.settings.schema import Budgets
 from tests.support.waiting import wait_until
 
 
 class Lease:
-    until_s = 0.0
-
-    def renew_until(self, monotonic_s: float) -> None:
-        self.until_s = monotonic_s
+    renewed_until_s = 0.0
 
 
-def deadlines(cuts: list[str], *, lease: Lease | None = None, **budgets: Any) -> Deadlines:
+def deadlines(
+    cuts: list[str], *, lease: Lease | None = None, watch: Watch | None = None, **budgets: Any
+) -> Deadlines:
     facts: dict[str, Any] = {
         "first_token_ms": 10_000,
         "idle_ms": 10_000,
         "stall_ms": 10_000,
         "total_ms": 20_000,
     }
-    return Deadlines(Budgets(**facts | budgets), lease or Lease(), cut=cuts.append, grace_s=1.0)
+    return Deadlines(
+        Budgets(**facts | budgets), lease or Lease(), cut=cuts.append, grace_s=1.0, watch=watch or Watch()
+    )
 
 
 @pytest.mark.parametrize(
@@ -85,7 +86,7 @@ async def test_a_lease_outlives_its_deadline_by_the_grace_only() -> None:
     kept = deadlines([], lease=lease, idle_ms=5_000)
     kept.decoding()
     now_s = kept.reading()
-    assert lease.until_s == pytest.approx(now_s + 5 + 1)
+    assert lease.renewed_until_s == pytest.approx(now_s + 5 + 1)
     kept.stop()
 
 

@@ -65,11 +65,11 @@ async def test_a_stream_that_is_not_read_loses_its_lease_in_a_healthy_process(ur
     async with a_gate(url) as gate:
         hung, read = await gate.take(demand()), await gate.take(demand())
         await wait_until(lambda: read.deadline_s > monotonic() + 2.2, "both were renewed")
-        hung.renew_until(monotonic())
+        hung.renewed_until_s = monotonic()
         seen.advance(TIMES.ttl_ms - 600)
         await wait_until(lambda: seen.live() == {read.id}, "the hung stream's lease ran out", 4)
         # It is read again: the work runs, so it must be counted again.
-        hung.renew_until(float("inf"))
+        hung.renewed_until_s = float("inf")
         await wait_until(lambda: seen.live() == {read.id, hung.id}, "it is counted again")
         hung.close()
         read.close()
@@ -258,7 +258,7 @@ async def test_stop_ends_a_stream_by_its_deadline_and_nothing_of_it_comes_back(
 async def test_a_lost_lease_whose_owner_has_not_closed_is_not_renewed(shim: RedisShim, seen: Seen) -> None:
     async with a_gate(shim.url, lost_lease="stop") as gate:
         permit = await gate.take(demand())
-        permit.renew_until(0)
+        permit.renewed_until_s = 0
         await wait_until(lambda: permit.state == "lost", "its deadline passed", 6)
         seen.advance(TIMES.ttl_ms)
         await wait_until(seen.nothing_left, "its lease ran out")

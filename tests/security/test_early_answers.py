@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from services.gateway.wire import LINGER_BYTES_MAX
+from services.gateway.protocol import LINGER_BYTES_MAX
 from tests.security.strict_http import replies_in
 from tests.security.target import CHAT, KEY, Target, code_of, cpu_s, exchange, good, resident_bytes
 from tests.support.answers import Stream
