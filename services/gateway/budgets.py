@@ -138,7 +138,7 @@ class Deadlines:
     def _push(self, gap_s: float, now_s: float) -> None:
         """Tell the lease how far it may go, and wake earlier than planned when a deadline came nearer."""
         self._gap_s = gap_s
-        due_s = min(self._total_s, gap_s)
+        due_s = gap_s if gap_s < self._total_s else self._total_s  # noqa: FURB136  (for each token)
         self._permit.renewed_until_s = due_s + self._grace_s
         if due_s < self._watch.due_s:
             self._watch.wake_at(due_s, now_s)

@@ -99,13 +99,24 @@ class Engines:
             return False
 
     async def _call(self, request: EngineRequest, fleet: Fleet, name: str) -> Reply:
-        """Send the request to one engine and await the reply's head."""
+        """Send the request to one engine, on an idle connection or else a new one; await the reply's head."""
         engine = fleet.engines[name]
         pool = self._pools.get(engine.url)
         if pool is None:
             pool = self._pools[engine.url] = EnginePool(engine.url)
+        head, has_body = _head_of(request, engine, pool), request.method != "HEAD"
         try:
-            reply = await _exchange(pool, request, engine, fleet.config.budgets.connect_ms / 1000)
+            reply = None
+            if (idle := pool.take_idle()) is not None:
+                try:
+                    reply = await idle.exchange(head, request.body, has_body=has_body)
+                except EngineFailed as failed:
+                    # Its end may have crossed our request, unread; or not: what must not be done twice is not.
+                    if failed.reply_begun or request.method not in _IDEMPOTENT_METHODS:
+                        raise
+            if reply is None:
+                fresh = await pool.connect(fleet.config.budgets.connect_ms / 1000)
+                reply = await fresh.exchange(head, request.body, has_body=has_body)
         except OSError as error:
             fleet.engine_failed(name)
             why = f"cannot connect to {name}: {type(error).__name__}"
@@ -170,28 +181,10 @@ async def open_engines(move: Move) -> AsyncIterator[Engines]:
         await _turn()
 
 
-async def _exchange(
-    pool: EnginePool, request: EngineRequest, engine: schema.Engine, connect_s: float
-) -> Reply:
-    """Send the request on an idle connection, or else on a new one. Raises EngineFailed and OSError."""
-    head = _head_of(request, engine, pool)
-    has_body = request.method != "HEAD"
-    connection = pool.take_idle()
-    if connection is not None:
-        try:
-            return await connection.exchange(head, request.body, has_body=has_body)
-        except EngineFailed as failed:
-            # Its end may have crossed our request, unread; or not: what must not be done twice is not.
-            if failed.reply_begun or request.method not in _IDEMPOTENT_METHODS:
-                raise
-    connection = await pool.connect(connect_s)
-    return await connection.exchange(head, request.body, has_body=has_body)
-
-
 def _head_of(request: EngineRequest, engine: schema.Engine, pool: EnginePool) -> bytes:
     """Return the request's head as it goes over the wire: the caller's, for this engine."""
     line = f"{request.method} {pool.path}{request.path_and_query} HTTP/1.1\r\nhost: {pool.authority}\r\n"
-    parts = [line.encode("latin-1"), *(b"%s: %s\r\n" % header for header in request.headers)]
+    parts = [line.encode("latin-1"), *[b"%b: %b\r\n" % header for header in request.headers]]
     if engine.api_key:
         parts.append(b"authorization: Bearer %s\r\n" % engine.api_key.encode())
     if request.body or request.method in _METHODS_WITH_BODY:

@@ -107,7 +107,7 @@ class DataPlane:
         A cold permit means that there was no earlier word, so there is none to take back.
         """
         facts = covered(stream.report(), ask.boundaries)
-        if permit.class_ == "cold":
+        if facts and permit.class_ == "cold":
             facts = {prefix: held for prefix, held in facts.items() if held}
         if facts:
             self._gate.witness(permit, facts)

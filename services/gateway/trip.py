@@ -6,7 +6,7 @@ shutdown) by cancelling its task; `end` and `refuse` are called by the task itse
 
 import asyncio
 import contextlib
-import secrets
+import os
 from collections.abc import Mapping
 from typing import Any, Final, Protocol
 
@@ -15,7 +15,7 @@ from starlette.types import Scope
 from services.gateway.budgets import Deadlines, Watch
 from services.gateway.fleets import Fleet
 from services.gateway.headers import Head, read_head
-from services.gateway.metrics import Metrics
+from services.gateway.metrics import FleetFigures, Metrics
 from services.gateway.refusals import Reason
 from services.gateway.wire import Wire
 from services.permits.clock import monotonic, wall_ms
@@ -58,6 +58,7 @@ class Trip:
         "body_read",
         "deadlines",
         "ended_s",
+        "figures",
         "first_token_s",
         "fleet",
         "head",
@@ -88,7 +89,7 @@ class Trip:
         self.queued_at_ms = wall_ms()
         self.queued_s = monotonic()
         # Of one length for all: engines that match ids by their beginning must not find two.
-        self.request_id = secrets.token_hex(_ID_BYTES)
+        self.request_id = os.urandom(_ID_BYTES).hex()
         self.head: Head = read_head(scope)
         # Taken out: left there, each request would be a ring that only the garbage collector can free.
         self.wire: Wire = scope["state"].pop("wire")
@@ -96,6 +97,8 @@ class Trip:
         self.fleet: Fleet | None = None
         self.permit: Permit | None = None
         self.deadlines: Deadlines | None = None
+        # The fleet's, from admission on.
+        self.figures: FleetFigures | None = None
         self.admitted_s = self.first_token_s = self.last_token_s = self.ended_s = self.released_s = 0.0
         self.body_read = False
         self.head_sent = False
@@ -121,18 +124,19 @@ class Trip:
         permit.on_released = self._released
         books, budgets = self._books, self.fleet.config.budgets
         self.deadlines = Deadlines(budgets, permit, cut=self.cut, grace_s=books.grace_s, watch=books.watch)
-        books.metrics.of(self.fleet.name).queue_s.observe(self.admitted_s - self.queued_s)
+        self.figures = books.metrics.of(self.fleet.name)
+        self.figures.queue_s.observe(self.admitted_s - self.queued_s)
 
     def first_token(self, now_s: float) -> None:
         """Note the first generated content."""
-        assert self.permit is not None and self.deadlines is not None and self.fleet is not None  # noqa: S101, PT018
+        assert self.permit and self.deadlines and self.fleet and self.figures  # noqa: S101, PT018
         self.first_token_s = now_s
         self.deadlines.decoding()
         if not self._books.draining:
             self.permit.phase = "decode"
         if self.fleet.config.cold_until == "first_token":
             self.permit.downgrade()
-        self._books.metrics.of(self.fleet.name).prefill_s.observe(now_s - self.admitted_s)
+        self.figures.prefill_s.observe(now_s - self.admitted_s)
 
     def cut(self, reason: Reason) -> None:
         """End the request from outside. Nothing happens when it has ended, or is ending, already."""
@@ -168,12 +172,12 @@ class Trip:
 
         What the log line does not need is let go of: the line may wait for Redis.
         """
-        if self.permit is not None:
+        if self.permit is not None and not self.over:
             self.end("internal_error")
         self._stop()
         self.ended_s = self.ended_s or monotonic()
         self.tokens = self.stream.tokens() if self.stream is not None else 0
-        self.stream = self.deadlines = None
+        self.stream = None
         self.wire.unwatch()
         self._books.left(self)
 
@@ -193,8 +197,9 @@ class Trip:
 
     def _stop(self) -> None:
         self.over = True
-        if self.deadlines is not None:
-            self.deadlines.stop()
+        deadlines, self.deadlines = self.deadlines, None
+        if deadlines is not None:
+            deadlines.stop()
 
     def record(self) -> Mapping[str, Any]:
         """Return the log line: ids, figures and times, never a key or a word of the prompt or the reply."""

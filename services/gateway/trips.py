@@ -41,10 +41,10 @@ class Trips:
         self._running.discard(trip)
         if not self._running:
             self._empty.set()
-        if trip.permit is None or trip.fleet is None:
+        figures = trip.figures
+        if trip.fleet is None or figures is None:
             self._log(trip)
             return
-        figures = self.metrics.of(trip.fleet.name)
         figures.ends[trip.reason or "internal_error"].inc()
         if trip.first_token_s:
             figures.decode_s.observe(max(0.0, trip.last_token_s - trip.first_token_s))
@@ -57,8 +57,8 @@ class Trips:
 
     def released(self, trip: Trip) -> None:
         """Note that the place is free in Redis; the trip itself may still be ending."""
-        if trip in self._unreleased and trip.fleet is not None:
-            self.metrics.of(trip.fleet.name).release_s.observe(max(0.0, trip.released_s - trip.ended_s))
+        if trip in self._unreleased and trip.figures is not None:
+            trip.figures.release_s.observe(max(0.0, trip.released_s - trip.ended_s))
             self._log(trip)
 
     def _log(self, trip: Trip) -> None:

@@ -6,7 +6,7 @@ are checked and taken apart again, costs a tenth of a request, and has no word f
 """
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from uvicorn.protocols.http.flow_control import FlowControl
@@ -49,8 +49,8 @@ class Exit:
 class Wire:
     """One request's connection. Made by the protocol, found in `scope["state"]["wire"]`.
 
-    A reply is `start`, then `pass_on` for each part of the body, then `finish`. None of them waits: whoever has
-    many parts asks `is_behind` before each, and awaits `drain`. Once the client has left nothing is sent.
+    A reply is `start`, then `pass_on` for each part of the body, then `finish`. None of them waits: whoever
+    has many parts asks `is_behind` before each, and awaits `drain`. Once the client has left nothing is sent.
     """
 
     __slots__ = ("_cycle", "_exit", "_has_body", "_head", "_on_gone", "_unframed")
@@ -125,7 +125,7 @@ class Wire:
         if self._exit.flow.write_paused and not self._cycle.disconnected:
             await self._exit.flow.drain()
 
-    def start(self, status: int, headers: Iterable[tuple[bytes, bytes]], *, unframed: bool = False) -> None:
+    def start(self, status: int, headers: Sequence[tuple[bytes, bytes]], *, unframed: bool = False) -> None:
         """Begin the reply; its head goes out with what follows it, or by `flush`.
 
         Names are in lower case, and both names and values fit for a head: nothing is checked here. Without a
@@ -138,7 +138,7 @@ class Wire:
         self._has_body = cycle.scope["method"] != "HEAD" and status not in BODILESS
         self._unframed = unframed
         cycle.chunked_encoding = self._has_body and not unframed and b"content-length" not in fields
-        lines = [STATUS_LINE[status], *(b"%b: %b\r\n" % header for header in headers)]
+        lines = [STATUS_LINE[status], *[b"%b: %b\r\n" % header for header in headers]]
         if cycle.chunked_encoding:
             lines.append(b"transfer-encoding: chunked\r\n")
         if unframed or fields.get(b"connection") == b"close":
@@ -172,7 +172,6 @@ class Wire:
             end = b"0\r\n\r\n"
         self._write(end)
         cycle.response_complete = True
-        cycle.message_event.set()
         if not cycle.keep_alive:
             self._exit.close()
         cycle.on_response()
@@ -192,7 +191,6 @@ class Wire:
                 asyncio.get_running_loop().call_later(_FLUSH_S, transport.abort)
         # Uvicorn takes a reply that nobody ends for a defect, unless its client is gone.
         cycle.disconnected = True
-        cycle.message_event.set()
 
     def _write(self, data: bytes) -> None:
         head, self._head = self._head, b""

@@ -168,8 +168,8 @@ class Acquirer:
         view = lane.renewal.view
         await turns.acquire()
         try:
-            # Redis may have gone while this one waited for its turn.
             if not lane.up.is_set():
+                # It went while this one waited for its turn.
                 await _verdict(lane)
             is_late = True
             for _ in range(ASKED_WHEN_LATE):

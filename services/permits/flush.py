@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from services.permits.errors import OutOfMemory
-from services.permits.outbox import Downgrade, Entry, Evidence, Outbox, Release, fleet_of
+from services.permits.outbox import Downgrade, Entry, Evidence, Outbox, Release
 from services.permits.permit import Permit
 from services.permits.states import Move, State
 from services.permits.store import LEASES_PER_RELEASE_MAX, Store
@@ -20,7 +20,7 @@ async def flush_next(store: Store, outbox: Outbox) -> list[Entry]:
     if not run:
         return run
     try:
-        await flush_run(store, run)
+        await flush_run(store, outbox.fleet, run)
     except BaseException as error:
         if isinstance(run[0], Evidence):
             # At maxmemory it is refused while releases and ticks, which come after it, would pass.
@@ -48,13 +48,11 @@ def tell_freed(permits: Sequence[Permit], at_s: float) -> None:
             on_released(at_s)
 
 
-async def flush_run(store: Store, run: Sequence[Entry]) -> None:
+async def flush_run(store: Store, fleet: str, run: Sequence[Entry]) -> None:
     """Tell Redis; raises Unavailable, and then the same run may be sent again."""
-    fleet = fleet_of(run[0])
     match run[0]:
         case Release():
-            releases = (entry.permit for entry in run if isinstance(entry, Release))
-            await store.release(fleet, [gone for permit in releases for gone in permit.gone()])
+            await store.release(fleet, [gone for permit in freed_of(run) for gone in permit.gone()])
         case Downgrade():
             await store.downgrade(fleet, [entry.permit.id for entry in run if isinstance(entry, Downgrade)])
         case Evidence(engine=engine):

@@ -50,7 +50,7 @@ class Lane:
         """`to_owners(call, *args)` runs a call in the owners' loop; `report` is told that figures changed."""
         self.fleet = renewal.fleet
         self.renewal = renewal
-        self.outbox = Outbox(self.wake)
+        self.outbox = Outbox(self.fleet, self.wake)
         # What people may look at, told after each tick; the oldest is forgotten when there are too many.
         self.ends: deque[Ended] = deque(maxlen=ENDS_MAX)
         self.up = asyncio.Event()

@@ -163,7 +163,7 @@ class Ticker:
 
     def witness(self, fleet: str, engine: str, prefixes: Mapping[str, bool]) -> None:
         """Note an engine's report."""
-        self.lanes[fleet].outbox.append(Evidence(fleet, engine, prefixes, monotonic()))
+        self.lanes[fleet].outbox.append(Evidence(engine, prefixes, monotonic()))
 
     def ended(self, permit: Permit, reason: str) -> None:
         """Let people see why its work ended."""

@@ -8,15 +8,15 @@ import pytest
 
 from services.permits import outbox
 from services.permits.clock import monotonic
-from services.permits.outbox import Downgrade, Evidence, Outbox, Release, fleet_of
+from services.permits.outbox import Downgrade, Evidence, Outbox, Release
 from tests.permits.keeper import Keeps, permit
 
 if TYPE_CHECKING:
     from services.permits.outbox import Entry
 
 
-def release(number: int, fleet: str = "f") -> Release:
-    return Release(permit(number, fleet), monotonic())
+def release(number: int) -> Release:
+    return Release(permit(number), monotonic())
 
 
 def downgrade(number: int) -> Downgrade:
@@ -24,11 +24,11 @@ def downgrade(number: int) -> Downgrade:
 
 
 def evidence(engine: str, **prefixes: bool) -> Evidence:
-    return Evidence("f", engine, prefixes, monotonic())
+    return Evidence(engine, prefixes, monotonic())
 
 
 def filled(*entries: Entry) -> Outbox:
-    box = Outbox(lambda: None)
+    box = Outbox("f", lambda: None)
     for entry in entries:
         box.append(entry)
     return box
@@ -51,10 +51,9 @@ def test_what_is_of_one_kind_goes_in_one_call_oldest_first() -> None:
     assert runs[0] == [entry for entry in entries if isinstance(entry, Release)]
 
 
-def test_a_call_is_for_one_fleet_and_carries_so_many_at_most() -> None:
-    box = filled(release(1, "b"), release(2, "a"), release(3, "b"), release(4, "b"))
-    runs = all_runs(box, most=2)
-    assert [[fleet_of(entry) for entry in run] for run in runs] == [["b", "b"], ["a"], ["b"]]
+def test_a_call_carries_so_many_at_most() -> None:
+    runs = all_runs(filled(*(release(n) for n in range(5))), most=2)
+    assert [len(run) for run in runs] == [2, 2, 1]
 
 
 def test_evidence_is_for_one_engine_and_bounded_in_prefixes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,7 +86,7 @@ def test_what_was_not_acknowledged_comes_first_the_next_time() -> None:
 
 def test_the_reader_is_woken_by_the_first_entry_only() -> None:
     woken: list[int] = []
-    box = Outbox(lambda: woken.append(1))
+    box = Outbox("f", lambda: woken.append(1))
     box.append(release(1))
     box.append(release(2))
     assert len(woken) == 1
@@ -118,10 +117,10 @@ def test_an_overflow_forgets_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_the_age_is_that_of_the_oldest_entry() -> None:
-    box = Outbox(lambda: None)
+    box = Outbox("f", lambda: None)
     assert box.age_s() == 0
     box.append(Release(permit(1), monotonic() - 5))
-    box.append(Evidence("f", "e1", {}, monotonic() - 9))
+    box.append(Evidence("e1", {}, monotonic() - 9))
     box.append(release(2))
     assert 9 <= box.age_s() < 20
 
