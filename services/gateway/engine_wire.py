@@ -197,8 +197,14 @@ class Reply:
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Keep a header; what comes behind the head is a trailer."""
-        if not self.status:
-            self.raw_headers.append((name.lower(), value.rstrip(b" \t")))
+        if self.status:
+            return
+        name, value = name.lower(), value.rstrip(b" \t")
+        self.raw_headers.append((name, value))
+        if name == b"content-type":
+            self.content_type = self.content_type or value.lower()
+        elif name == b"content-encoding":
+            self.encoding = self.encoding or value.lower().strip()
 
     def on_headers_complete(self) -> None:
         """Let the reader have the head, unless a better one is to come."""
@@ -207,14 +213,13 @@ class Reply:
             return
         if _INTERIM <= status < _FINAL and status != _SWITCHING:
             self.raw_headers.clear()
+            self.content_type = self.encoding = b""
             return
         if status < _INTERIM or len(self.raw_headers) > HEADERS_MAX:
             self.fail(f"sent status {status} and {len(self.raw_headers)} headers")
             return
         self._silent_bytes = 0
         self.status = status
-        self.content_type = _first(self.raw_headers, b"content-type").lower()
-        self.encoding = _first(self.raw_headers, b"content-encoding").strip().lower()
         if not self._has_body:
             self._end()
 
@@ -358,14 +363,6 @@ class Connection(asyncio.BufferedProtocol):
         """Write on."""
         self._is_full = False
         self._write_on()
-
-
-def _first(headers: list[tuple[bytes, bytes]], wanted: bytes) -> bytes:
-    """Return the first value of a header, b"" without one."""
-    for name, value in headers:
-        if name == wanted:
-            return value
-    return b""
 
 
 def _ends_by_closing(headers: list[tuple[bytes, bytes]]) -> bool:

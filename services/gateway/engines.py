@@ -111,7 +111,8 @@ class Engines:
                 try:
                     reply = await idle.exchange(head, request.body, has_body=has_body)
                 except EngineFailed as failed:
-                    # Its end may have crossed our request, unread; or not: what must not be done twice is not.
+                    # Its end may have crossed our request, unread; or not: nothing is done twice that must
+                    # not be.
                     if failed.reply_begun or request.method not in _IDEMPOTENT_METHODS:
                         raise
             if reply is None:
@@ -183,11 +184,11 @@ async def open_engines(move: Move) -> AsyncIterator[Engines]:
 
 def _head_of(request: EngineRequest, engine: schema.Engine, pool: EnginePool) -> bytes:
     """Return the request's head as it goes over the wire: the caller's, for this engine."""
-    line = f"{request.method} {pool.path}{request.path_and_query} HTTP/1.1\r\nhost: {pool.authority}\r\n"
-    parts = [line.encode("latin-1"), *[b"%b: %b\r\n" % header for header in request.headers]]
+    line = f"{request.method} {pool.path}{request.path_and_query} HTTP/1.1\r\nhost: {pool.authority}"
+    lines = [line.encode("latin-1"), *[b": ".join(header) for header in request.headers]]
     if engine.api_key:
-        parts.append(b"authorization: Bearer %s\r\n" % engine.api_key.encode())
+        lines.append(b"authorization: Bearer " + engine.api_key.encode())
     if request.body or request.method in _METHODS_WITH_BODY:
-        parts.append(b"content-length: %d\r\n" % len(request.body))
-    parts.append(b"\r\n")
-    return b"".join(parts)
+        lines.append(b"content-length: %d" % len(request.body))
+    lines.append(b"\r\n")
+    return b"\r\n".join(lines)

@@ -138,15 +138,15 @@ class Wire:
         self._has_body = cycle.scope["method"] != "HEAD" and status not in BODILESS
         self._unframed = unframed
         cycle.chunked_encoding = self._has_body and not unframed and b"content-length" not in fields
-        lines = [STATUS_LINE[status], *[b"%b: %b\r\n" % header for header in headers]]
+        lines = [b": ".join(header) for header in headers]
         if cycle.chunked_encoding:
-            lines.append(b"transfer-encoding: chunked\r\n")
+            lines.append(b"transfer-encoding: chunked")
         if unframed or fields.get(b"connection") == b"close":
             cycle.keep_alive = False
         if not cycle.keep_alive and b"connection" not in fields:
-            lines.append(b"connection: close\r\n")
+            lines.append(b"connection: close")
         lines.append(b"\r\n")
-        self._head = b"".join(lines)
+        self._head = STATUS_LINE[status] + b"\r\n".join(lines)
 
     def pass_on(self, part: bytes) -> None:
         """Send a part of the body, which is not empty."""

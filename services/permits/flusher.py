@@ -6,10 +6,11 @@ from typing import Final
 from services.permits.clock import monotonic
 from services.permits.flush import flush_next, freed_of, tell_freed
 from services.permits.lane import Lane
+from services.permits.outbox import Entry
 from services.permits.store import Store
 
-# How long the first release waits for others to share its call: much less than a place is free anyway
-# before anybody can use it, and at a thousand requests a second it saves most of the calls.
+# At least so far apart calls begin: what ends meanwhile shares the next. It is much less than a place is free
+# anyway before anybody can use it, and at a thousand requests a second it saves most of the calls.
 GATHER_S: Final = 0.002
 
 
@@ -28,35 +29,40 @@ class Flusher:
         self._outbox.on_filled = self.soon
         self._timer: asyncio.TimerHandle | None = None
         self._flushing: asyncio.Task[None] | None = None
+        self._begun_s = 0.0
 
     def soon(self) -> None:
-        """Flush in a moment. Called in the owners' loop; never waits."""
+        """Flush at once, or soon after the last time. Called in the owners' loop; never waits."""
         if self._timer is None and self._flushing is None:
-            self._timer = asyncio.get_running_loop().call_later(GATHER_S, self._begin)
+            gap_s = self._begun_s + GATHER_S - monotonic()
+            self._timer = asyncio.get_running_loop().call_later(max(0.0, gap_s), self._begin)
 
     async def stop(self) -> None:
         """End what is under way; what is left, and what comes, is the ticker's."""
         self._outbox.on_filled = self._lane.wake
-        if self._timer is not None:
-            self._timer.cancel()
         if self._flushing is not None:
             await self._flushing
+        if self._timer is not None:
+            self._timer.cancel()
+        self._lane.wake()
 
     def _begin(self) -> None:
         self._timer = None
-        self._flushing = asyncio.create_task(self._flush())
+        self._begun_s = monotonic()
+        self._flushing = asyncio.get_running_loop().create_task(self._flush())
 
     async def _flush(self) -> None:
+        """Tell Redis what waits: one call's worth, and soon the rest."""
+        run: list[Entry] = []
         try:
-            while self._lane.may_flush():
+            if self._lane.may_flush():
                 run = await flush_next(self._store, self._outbox)
-                if not run:
-                    return
-                tell_freed(freed_of(run), monotonic())
         except Exception:  # noqa: BLE001
             # It is in the outbox again. The ticker tries, and says why when it cannot either.
             self._lane.wake()
-        else:
-            self._lane.wake()
         finally:
             self._flushing = None
+        tell_freed(freed_of(run), monotonic())
+        if len(self._outbox):
+            again = self.soon if run else self._lane.wake
+            again()
