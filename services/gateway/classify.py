@@ -10,7 +10,7 @@ from urllib.parse import unquote, unquote_plus
 import msgspec
 
 from services.gateway.headers import Head
-from services.gateway.prefixes import Boundary, of_parts, of_text
+from services.gateway.prefixes import Boundary, framed, of_parts, of_text
 from services.gateway.refusals import NotServed
 
 MODEL_CHARS_MAX: Final = 256
@@ -27,6 +27,7 @@ _FORM_MODEL: Final = re.compile(
 # that fits a context is not taken apart: that would take seconds, and a hundred times its size in memory.
 _COMMAS_MAX: Final = 100_000
 _NOTHING: Final = msgspec.Raw(b"")
+_TRUE: Final = msgspec.Raw(b"true")
 
 
 class _Fields(msgspec.Struct):
@@ -35,8 +36,8 @@ class _Fields(msgspec.Struct):
     model: msgspec.Raw = _NOTHING
     stream: msgspec.Raw = _NOTHING
     messages: msgspec.Raw = _NOTHING
-    prompt: msgspec.Raw = _NOTHING
     input: msgspec.Raw = _NOTHING
+    prompt: msgspec.Raw = _NOTHING
     # What an engine's template puts in front of the prompt or around it.
     tools: msgspec.Raw = _NOTHING
     functions: msgspec.Raw = _NOTHING
@@ -56,11 +57,12 @@ class Ask(msgspec.Struct, frozen=True):
     boundaries: tuple[Boundary, ...] = ()
 
 
-_AROUND: Final = tuple(
-    name
-    for name in _Fields.__struct_fields__
-    if name not in ("model", "stream", "messages", "prompt", "input")
-)
+# Of a request's fields: the prompt in its three forms, what stands around it, and all but `messages`.
+_PROMPTS: Final = slice(2, 5)
+_AROUND: Final = slice(5, None)
+_BESIDE: Final = slice(3, None)
+_NOTHING_BESIDE: Final = msgspec.structs.astuple(_Fields())[_BESIDE]
+_FRAMED_NOTHING: Final = framed(b"" for _ in _NOTHING_BESIDE)
 _fields = msgspec.json.Decoder(_Fields)
 _text = msgspec.json.Decoder(str)
 _parts = msgspec.json.Decoder(list[msgspec.Raw])
@@ -75,6 +77,8 @@ def classify(head: Head, body: bytes) -> Ask:
         _refuse_dot_segments(head.path)
     if not body:
         return Ask(_model_of_query(head))
+    if head.content_type == b"application/json":
+        return _ask_of_json(head, body)
     if head.content_type.startswith(b"multipart/"):
         return Ask(_checked_model(_model_of_form(body)))
     if b"json" in head.content_type or body.lstrip()[:1] in (b"{", b"["):
@@ -92,35 +96,46 @@ def _ask_of_json(head: Head, body: bytes) -> Ask:
     model = _checked_model(_string(fields.model))
     if not model:
         raise NotServed("bad_request", "the body names no model: set the string field `model`")
-    stream = bytes(fields.stream) == b"true"
-    return Ask(model, stream, () if head.colder else _boundaries(head.path, model, fields))
+    return Ask(model, fields.stream == _TRUE, () if head.colder else _boundaries(head.path, model, fields))
 
 
 def _boundaries(path: str, model: str, fields: _Fields) -> tuple[Boundary, ...]:
     """Cut the prompt; a shape that is not understood has no boundaries and so stays cold."""
-    seed = [path.encode(), model.encode(), *(bytes(getattr(fields, name)) for name in _AROUND)]
-    prompts = [bytes(raw) for raw in (fields.messages, fields.input, fields.prompt)]
+    values = msgspec.structs.astuple(fields)
+    named = framed((path.encode(), model.encode()))
+    if values[_BESIDE] == _NOTHING_BESIDE:
+        # Most requests: what follows would come to the same.
+        return _cut(named + _FRAMED_NOTHING, bytes(fields.messages)) or ()
+    prompts = [bytes(raw) for raw in values[_PROMPTS]]
+    seed = named + framed(map(bytes, values[_AROUND]))
     for view in filter(None, prompts):
         # Which of several the engine reads is not known here: a long one must not hide behind a cached one.
-        seed += [other for other in prompts if other is not view]
-        try:
-            if view[:1] == b"[":
-                few = view.count(b",") <= _COMMAS_MAX
-                return of_parts(seed, [bytes(part) for part in _parts.decode(view)]) if few else ()
-            if view[:1] == b'"':
-                return of_text(seed, _text.decode(view))
-        except (msgspec.MsgspecError, UnicodeError, RecursionError):
-            return ()
+        seed += framed(other for other in prompts if other is not view)
+        boundaries = _cut(seed, view)
+        if boundaries is not None:
+            return boundaries
     return ()
+
+
+def _cut(seed: bytes, prompt: bytes) -> tuple[Boundary, ...] | None:
+    """Cut one form of the prompt; None when it is neither a list nor a text."""
+    try:
+        if prompt[:1] == b"[":
+            few = len(prompt) <= _COMMAS_MAX or prompt.count(b",") <= _COMMAS_MAX
+            return of_parts(seed, [bytes(part) for part in _parts.decode(prompt)]) if few else ()
+        if prompt[:1] == b'"':
+            return of_text(seed, _text.decode(prompt))
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        return ()
+    return None
 
 
 def _string(raw: msgspec.Raw) -> str:
     """Decode the model's name; absent reads as "", anything but a string is refused."""
-    view = bytes(raw)
-    if not view:
+    if raw is _NOTHING:
         return ""
     try:
-        return _text.decode(view)
+        return _text.decode(raw)
     except (msgspec.MsgspecError, UnicodeError):
         raise NotServed("bad_request", "the field `model` must be a string") from None
 

@@ -4,10 +4,10 @@ Names are compared with `_` read as `-`, because many servers read `X_Tenant_Id`
 """
 
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Callable, Iterable
+from typing import Final, TypeVar
 
+import msgspec
 from starlette.types import Scope
 
 RawHeaders = list[tuple[bytes, bytes]]
@@ -23,11 +23,17 @@ NOT_FOR_ENGINES: Final = HOP_BY_HOP | {
     b"x-conversation-id", b"x-request-id", b"x-client-request-id", b"x-tenant-id",
 }  # fmt: skip
 NOT_FOR_CLIENTS: Final = HOP_BY_HOP | {b"x-request-id", b"x-client-request-id"}
+_OURS_OR_HOPS: Final = (b"tenure-", b"proxy-")
 SECRET_PARAMETERS: Final = ("api_key", "api-key", "key")
 
 # More than any budget may be: without a wish of the caller the fleet's own patience holds.
 PATIENCE_MS_MAX: Final = 86_400_000
 _PATIENCE_DIGITS_MAX: Final = 9
+# Names of headers of which it is remembered what is done with them, for requests and for replies.
+KEPT_NAMES_MAX: Final = 256
+KEPT_NAME_BYTES_MAX: Final = 64
+
+T = TypeVar("T")
 
 
 def _in_any_spelling(word: str) -> str:
@@ -45,8 +51,7 @@ _BAD_NAME: Final = re.compile(rb'[\x00-\x1f\x7f()<>@,;:\[\]={} \t\\"]')
 _BAD_VALUE: Final = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 
 
-@dataclass(slots=True)
-class Head:
+class Head(msgspec.Struct):
     """One request's head as the gateway needs it. `forward` is what the engine will get."""
 
     method: str
@@ -54,16 +59,16 @@ class Head:
     query: str
     http10: bool
     forward: RawHeaders
-    credentials: list[bytes]
-    api_keys: list[bytes]
-    content_type: bytes
-    content_encoding: bytes
-    content_length: int | None
-    chunked: bool
-    expects_continue: bool
-    client_request_id: str
-    colder: bool
-    patience_ms: int
+    credentials: list[bytes] = []
+    api_keys: list[bytes] = []
+    content_type: bytes = b""
+    content_encoding: bytes = b""
+    content_length: int | None = None
+    chunked: bool = False
+    expects_continue: bool = False
+    client_request_id: str = ""
+    colder: bool = False
+    patience_ms: int = PATIENCE_MS_MAX
 
     @property
     def has_body(self) -> bool:
@@ -73,102 +78,172 @@ class Head:
 
 def read_head(scope: Scope) -> Head:
     """Take a request's head apart; `scope` is one HTTP request as uvicorn hands it over."""
-    picked: dict[bytes, list[bytes]] = {}
     forward: RawHeaders = []
-    for header in scope["headers"]:
-        name = header[0]
-        if name in _PICKED:
-            picked.setdefault(name, []).append(header[1])
-        if name in _KNOWN or _may_pass(name):
-            forward.append(header)
-    if b"connection" in picked:
-        named = _named_by_connection(picked[b"connection"])
-        forward = [header for header in forward if _plain(header[0]) not in named]
+    query = scope["query_string"]
     head = Head(
-        method=scope["method"],
-        path=scope["raw_path"].decode("latin-1"),
-        query=public_query(scope["query_string"].decode("latin-1")),
-        http10=scope["http_version"] == "1.0",
-        forward=forward,
-        credentials=picked.get(b"authorization", []),
-        api_keys=picked.get(b"x-api-key", []),
-        content_type=_last(picked, b"content-type").lower(),
-        content_encoding=_last(picked, b"content-encoding").lower(),
-        content_length=_number(_last(picked, b"content-length")),
-        chunked=b"transfer-encoding" in picked,
-        expects_continue=_last(picked, b"expect").lower() == b"100-continue",
-        client_request_id=_client_id(picked),
-        colder=_last(picked, b"tenure-class").lower() == b"cold",
-        patience_ms=_patience_ms(_last(picked, b"tenure-patience-ms")),
+        scope["method"],
+        scope["raw_path"].decode("latin-1"),
+        public_query(query.decode("latin-1")) if query else "",
+        scope["http_version"] == "1.0",
+        forward,
     )
-    if head.client_request_id:
-        forward.append((b"x-client-request-id", head.client_request_id.encode()))
+    headers: RawHeaders = scope["headers"]
+    is_rare = False
+    for header in headers:
+        name, value = header
+        read, passes = OF_REQUESTS[name]
+        if passes:
+            forward.append(header)
+        if read is _read_later:
+            is_rare = True
+        elif read is not None:
+            read(head, value)
+    if is_rare:
+        _read_rest(head, headers)
     return head
 
 
-# Read by the gateway itself, by their exact names only, never in their `_` forms.
-_PICKED: Final = frozenset({
-    b"authorization", b"x-api-key", b"connection", b"content-type", b"content-encoding", b"content-length",
-    b"transfer-encoding", b"expect", b"x-request-id", b"x-client-request-id", b"tenure-class",
-    b"tenure-patience-ms",
-})  # fmt: skip
+# What the gateway reads itself, by exact names only, never in their `_` forms. Of repeats the last one holds.
 
 
-# Most of what comes: that these pass need not be found out for every request.
-_KNOWN: Final = frozenset({
-    b"accept", b"accept-encoding", b"accept-language", b"content-type", b"user-agent", b"traceparent",
-})  # fmt: skip
+def _read_content_type(head: Head, value: bytes) -> None:
+    head.content_type = value.strip().lower()
 
 
-def _plain(name: bytes) -> bytes:
-    return name.replace(b"_", b"-") if b"_" in name else name
+def _read_content_encoding(head: Head, value: bytes) -> None:
+    head.content_encoding = value.strip().lower()
 
 
-def _may_pass(name: bytes) -> bool:
-    plain = _plain(name)
-    return plain not in NOT_FOR_ENGINES and not plain.startswith((b"tenure-", b"proxy-"))
-
-
-def _last(picked: dict[bytes, list[bytes]], name: bytes) -> bytes:
-    return picked[name][-1].strip() if name in picked else b""
-
-
-def _number(value: bytes) -> int | None:
+def _read_content_length(head: Head, value: bytes) -> None:
     """Read a length that the parser has checked; it may have more zeros in front than Python reads."""
-    return int(value.lstrip(b"0") or b"0") if value.isdigit() else None
+    value = value.strip()
+    head.content_length = int(value.lstrip(b"0") or b"0") if value.isdigit() else None
 
 
-def _patience_ms(value: bytes) -> int:
-    """Return how long the caller would wait in line; anything but a number leaves it to the fleet."""
-    return int(value) if value.isdigit() and len(value) <= _PATIENCE_DIGITS_MAX else PATIENCE_MS_MAX
+def _read_transfer_encoding(head: Head, value: bytes) -> None:
+    del value
+    head.chunked = True
 
 
-def _client_id(picked: dict[bytes, list[bytes]]) -> str:
+def _read_expect(head: Head, value: bytes) -> None:
+    head.expects_continue = value.strip().lower() == b"100-continue"
+
+
+def _read_class(head: Head, value: bytes) -> None:
+    head.colder = value.strip().lower() == b"cold"
+
+
+def _read_patience(head: Head, value: bytes) -> None:
+    """Read how long the caller would wait in line; anything but a number leaves it to the fleet."""
+    value = value.strip()
+    is_fit = value.isdigit() and len(value) <= _PATIENCE_DIGITS_MAX
+    head.patience_ms = int(value) if is_fit else PATIENCE_MS_MAX
+
+
+def _read_later(head: Head, value: bytes) -> None:
+    """Stand for what says something about other headers, or is one of two that say the same."""
+
+
+_Read = Callable[[Head, bytes], None]
+_READ: Final[dict[bytes, _Read]] = {
+    b"authorization": lambda head, value: head.credentials.append(value),
+    b"x-api-key": lambda head, value: head.api_keys.append(value),
+    b"content-type": _read_content_type,
+    b"content-encoding": _read_content_encoding,
+    b"content-length": _read_content_length,
+    b"transfer-encoding": _read_transfer_encoding,
+    b"expect": _read_expect,
+    b"tenure-class": _read_class,
+    b"tenure-patience-ms": _read_patience,
+    b"connection": _read_later,
+    b"x-request-id": _read_later,
+    b"x-client-request-id": _read_later,
+}
+
+
+def _read_rest(head: Head, headers: RawHeaders) -> None:
+    named = _named_by_connection(value for name, value in headers if name == b"connection")
+    if named:
+        head.forward = [header for header in head.forward if _plain(header[0]) not in named]
+    head.client_request_id = _client_id(dict(headers))
+    if head.client_request_id:
+        head.forward.append((b"x-client-request-id", head.client_request_id.encode()))
+
+
+def _client_id(last: dict[bytes, bytes]) -> str:
     """Return the caller's own id when it is fit to be logged and echoed, else ""."""
     for name in (b"x-request-id", b"x-client-request-id"):
-        value = _last(picked, name)
+        value = last.get(name, b"").strip()
         if _CLIENT_ID.fullmatch(value):
             return value.decode("ascii")
     return ""
 
 
+class _Decisions(dict[bytes, T]):
+    """What is done with a header, decided once for each name and not for each request: names repeat.
+
+    Whoever invents names makes no more of them be kept than KEPT_NAMES_MAX, and none that is long.
+    """
+
+    def __init__(self, decide: Callable[[bytes], T]) -> None:
+        """`decide` is a function of the name alone."""
+        super().__init__()
+        self._decide = decide
+
+    def __missing__(self, name: bytes) -> T:
+        """Decide."""
+        decision = self._decide(name)
+        if len(name) <= KEPT_NAME_BYTES_MAX:
+            if len(self) >= KEPT_NAMES_MAX:
+                self.clear()
+            self[name] = decision
+        return decision
+
+
+def _plain(name: bytes) -> bytes:
+    return name.replace(b"_", b"-")
+
+
+def _of_request(name: bytes) -> tuple[_Read | None, bool]:
+    """Return how a header of a request is read, and whether it passes to the engine."""
+    plain = _plain(name)
+    return _READ.get(name), plain not in NOT_FOR_ENGINES and not plain.startswith(_OURS_OR_HOPS)
+
+
+def _of_reply(name: bytes) -> tuple[bytes, bool]:
+    """Return the name of an engine's header as we write it, and whether it may pass to the client."""
+    name = name.lower()
+    is_kept = name not in NOT_FOR_CLIENTS and not name.startswith(_OURS_OR_HOPS)
+    return name, is_kept and not _BAD_NAME.search(name)
+
+
+OF_REQUESTS: Final = _Decisions(_of_request)
+OF_REPLIES: Final = _Decisions(_of_reply)
+
+
 def for_client(raw: Iterable[tuple[bytes, bytes]], *, keep_length: bool) -> RawHeaders:
     """Return the engine's headers that the client gets, in order, repeats kept.
 
-    `keep_length` is False where uvicorn would wait for that many bytes of a body that cannot come.
+    All of them are fit to be written: nothing in them ends a line. `keep_length` is False where a server
+    would wait for that many bytes of a body that cannot come.
     """
-    pairs: Sequence[tuple[bytes, bytes]] = [(name.lower(), value) for name, value in raw]
-    named = _named_by_connection(value for name, value in pairs if name == b"connection")
-    return [
-        (name, value)
-        for name, value in pairs
-        if name not in NOT_FOR_CLIENTS
-        and _plain(name) not in named
-        and not name.startswith((b"tenure-", b"proxy-"))
-        and (keep_length or name != b"content-length")
-        and not _BAD_NAME.search(name)
-        and not _BAD_VALUE.search(value)
-    ]
+    headers: RawHeaders = []
+    hops: list[bytes] = []
+    for sent_name, value in raw:
+        name, passes = OF_REPLIES[sent_name]
+        if passes:
+            headers.append((name, value))
+        elif name == b"connection":
+            hops.append(value)
+    if hops:
+        named = _named_by_connection(hops)
+        headers = [header for header in headers if _plain(header[0]) not in named]
+    if not keep_length:
+        headers = [header for header in headers if header[0] != b"content-length"]
+    # One search for all: hardly any engine sends such a value.
+    if _BAD_VALUE.search(b"".join([value for _, value in headers])):
+        headers = [header for header in headers if not _BAD_VALUE.search(header[1])]
+    return headers
 
 
 def public_query(query: str) -> str:

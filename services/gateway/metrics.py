@@ -3,22 +3,17 @@
 Labels are bounded: fleets come from the file, tenants are capped, and nothing a caller writes is a label.
 """
 
-from collections.abc import Sequence
+import threading
 from functools import cache, partial
 from typing import Final, get_args
 
-from prometheus_client import (
-    CollectorRegistry,
-    Counter,
-    Gauge,
-    Histogram,
-    disable_created_metrics,
-    generate_latest,
-)
+import prometheus_client
+from prometheus_client import CollectorRegistry, Counter, Gauge, disable_created_metrics, generate_latest
 
 from services.gateway.refusals import Reason
+from services.gateway.tallies import Count, Counts, Histogram
+from services.permits import model
 from services.permits.events import Cause
-from services.permits.model import Counts
 from services.permits.scripts import load
 
 TENANTS_MAX: Final = 100
@@ -37,7 +32,7 @@ class FleetFigures:
         self.prefill_s = metrics.prefill_s.labels(fleet)
         self.decode_s = metrics.decode_s.labels(fleet)
         self.release_s = metrics.release_s.labels(fleet)
-        self.ends: dict[Reason, Counter] = {
+        self.ends: dict[Reason, Count] = {
             reason: metrics.ends.labels(fleet, reason) for reason in get_args(Reason)
         }
         self.admission = cache(partial(metrics.admissions.labels, fleet))
@@ -49,6 +44,8 @@ class Metrics:
     def __init__(self) -> None:
         """Make every metric once, with its labels."""
         disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series beside each counter, which nobody reads
+        # For what both the event loop and the ticker's thread count; all else belongs to the loop.
+        self._lock = threading.Lock()
         self.registry = registry = CollectorRegistry()
         self.pool_in_use = Gauge(
             "tenure_pool_in_use", "Live leases in a pool", ["fleet", "pool"], registry=registry
@@ -61,28 +58,33 @@ class Metrics:
         self.over_commit = Gauge(
             "tenure_over_commit", "Live leases above the total limit", ["fleet"], registry=registry
         )
-        self.admissions = Counter(
-            "tenure_admissions_total", "Answers to acquires", ["fleet", "outcome"], registry=registry
+        self.admissions = Counts(
+            "tenure_admissions_total", "Answers to acquires", ["fleet", "outcome"], registry
         )
-        self.ends = Counter(
-            "tenure_ends_total", "Ends of admitted requests", ["fleet", "reason"], registry=registry
-        )
+        self.ends = Counts("tenure_ends_total", "Ends of admitted requests", ["fleet", "reason"], registry)
         self.reassertions = Counter(
             "tenure_reasserted_total", "Leases added again", ["fleet", "cause"], registry=registry
         )
-        self.queue_s = _histogram("tenure_queue_seconds", "From request to permit", _LONG_S, registry)
-        self.prefill_s = _histogram("tenure_prefill_seconds", "From permit to first token", _LONG_S, registry)
-        self.decode_s = _histogram("tenure_decode_seconds", "From first to last token", _LONG_S, registry)
-        self.release_s = _histogram(
+        self.queue_s = Histogram(
+            "tenure_queue_seconds", "From request to permit", "fleet", registry, buckets=_LONG_S
+        )
+        self.prefill_s = Histogram(
+            "tenure_prefill_seconds", "From permit to first token", "fleet", registry, buckets=_LONG_S
+        )
+        self.decode_s = Histogram(
+            "tenure_decode_seconds", "From first to last token", "fleet", registry, buckets=_LONG_S
+        )
+        self.release_s = Histogram(
             "tenure_release_seconds",
             "From the end of a request to its place being free in Redis",
-            _SHORT_S,
+            "fleet",
             registry,
+            buckets=_SHORT_S,
         )
         self.script_s = Histogram(
-            "tenure_script_seconds", "Script calls", ["verb"], buckets=_SCRIPT_S, registry=registry
+            "tenure_script_seconds", "Script calls", "verb", registry, buckets=_SCRIPT_S
         )
-        self.tick_lateness_s = Histogram(
+        self.tick_lateness_s = prometheus_client.Histogram(
             "tenure_tick_lateness_seconds", "How late ticks are", buckets=_SHORT_S, registry=registry
         )
         self.outbox_age_s = Gauge(
@@ -95,18 +97,24 @@ class Metrics:
 
     def of(self, fleet: str) -> FleetFigures:
         """Return the figures of one fleet."""
-        found = self._fleets.get(fleet)
-        return found or self._fleets.setdefault(fleet, FleetFigures(self, fleet))
+        try:
+            return self._fleets[fleet]
+        except KeyError:
+            return self._fleets.setdefault(fleet, FleetFigures(self, fleet))
 
     # The library's Listener.
 
     def admission(self, fleet: str, outcome: str) -> None:
         """See Listener."""
-        self.of(fleet).admission(outcome).inc()
+        count = self.of(fleet).admission(outcome)
+        with self._lock:
+            count.inc()
 
     def script(self, verb: str, seconds: float) -> None:
         """See Listener."""
-        self._verbs[verb].observe(seconds)
+        spans = self._verbs[verb]
+        with self._lock:
+            spans.observe(seconds)
 
     def tick(self, fleet: str, lateness_s: float) -> None:
         """See Listener."""
@@ -127,7 +135,7 @@ class Metrics:
 
     # Pools, read when somebody scrapes.
 
-    def pools(self, fleet: str, counts: Counts) -> None:
+    def pools(self, fleet: str, counts: model.Counts) -> None:
         """Show the counts of one fleet as Redis has them now."""
         limits = counts.limits
         in_use = {"total": counts.total, "cold": counts.cold}
@@ -156,7 +164,3 @@ class Metrics:
     def text(self) -> bytes:
         """Everything in Prometheus's text format."""
         return generate_latest(self.registry)
-
-
-def _histogram(name: str, text: str, buckets: Sequence[float], registry: CollectorRegistry) -> Histogram:
-    return Histogram(name, text, ["fleet"], buckets=buckets, registry=registry)

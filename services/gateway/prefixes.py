@@ -17,6 +17,7 @@ BOUNDARIES_MAX: Final = 64
 WARM_SHARE: Final = 0.5
 CANDIDATES_MAX: Final = 16
 _HASH_BYTES: Final = 8
+_EMPTY_CHAIN: Final = hashlib.blake2b(digest_size=_HASH_BYTES)
 
 
 class Boundary(msgspec.Struct, frozen=True):
@@ -26,24 +27,31 @@ class Boundary(msgspec.Struct, frozen=True):
     share: float
 
 
-def of_parts(seed: Iterable[bytes], parts: Sequence[bytes]) -> tuple[Boundary, ...]:
+def framed(pieces: Iterable[bytes]) -> bytes:
+    """Return the pieces in one, each with its length in front, so that no two rows of them read alike."""
+    return b"".join([b"%d:%b" % (len(piece), piece) for piece in pieces])
+
+
+def of_parts(seed: bytes, parts: Sequence[bytes]) -> tuple[Boundary, ...]:
     """Return the boundaries after each part; `seed` is what changes the meaning of all of them.
 
     The last BOUNDARIES_MAX are kept: a conversation grows at its end.
     """
-    chain = hashlib.blake2b(digest_size=_HASH_BYTES)
-    chain.update(b"".join([b"%d:%b" % (len(piece), piece) for piece in seed]))
+    chain = _EMPTY_CHAIN.copy()
+    chain.update(seed)
     ends: list[tuple[str, int]] = []
-    read = 0
-    for number, part in enumerate(parts, start=1):
-        chain.update(b"%d:%b" % (len(part), part))
-        read += len(part)
-        if number > len(parts) - BOUNDARIES_MAX:
+    read, left = 0, len(parts)
+    for part in parts:
+        size = len(part)
+        chain.update(b"%d:%b" % (size, part))
+        read += size
+        left -= 1
+        if left < BOUNDARIES_MAX:
             ends.append((chain.hexdigest(), read))
-    return tuple(Boundary(name, end / read) for name, end in ends if read)
+    return tuple([Boundary(name, end / read) for name, end in ends if read])
 
 
-def of_text(seed: Iterable[bytes], text: str) -> tuple[Boundary, ...]:
+def of_text(seed: bytes, text: str) -> tuple[Boundary, ...]:
     """Return the boundaries of a plain prompt: block ends, thinned out, and its very end.
 
     Thinning keeps every 2nd, 4th, 8th ... block, so two long prompts of like length that share a
@@ -59,5 +67,5 @@ def of_text(seed: Iterable[bytes], text: str) -> tuple[Boundary, ...]:
 
 def candidates(boundaries: tuple[Boundary, ...]) -> tuple[str, ...]:
     """Return the hashes that could make the request warm, the longest prefix first."""
-    long_enough = [boundary.hash for boundary in boundaries if boundary.share >= WARM_SHARE]
-    return tuple(reversed(long_enough))[:CANDIDATES_MAX]
+    long_enough = [boundary.hash for boundary in reversed(boundaries) if boundary.share >= WARM_SHARE]
+    return tuple(long_enough[:CANDIDATES_MAX])

@@ -151,8 +151,8 @@ def test_a_prompt_of_unknown_shape_is_the_engines_business_and_cold(fields: dict
 
 def test_long_prompts_with_a_common_beginning_meet_at_common_boundaries() -> None:
     text = "".join(chr(97 + n % 26) * 7 for n in range(40_000))
-    first = of_text((), text)
-    second = of_text((), text[:200_000] + "!" + text[200_000:])
+    first = of_text(b"", text)
+    second = of_text(b"", text[:200_000] + "!" + text[200_000:])
     assert len(first) <= BOUNDARIES_MAX
     shared = {boundary.hash for boundary in first} & {boundary.hash for boundary in second}
     assert max(boundary.share for boundary in second if boundary.hash in shared) > 0.6

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from services.gateway.headers import for_client, public_query, read_head
+from services.gateway import headers
+from services.gateway.headers import KEPT_NAMES_MAX, for_client, public_query, read_head
 
 
 def head_of(*headers: tuple[str, str], query: str = "", method: str = "POST") -> Any:
@@ -103,3 +104,49 @@ def test_a_reply_keeps_its_headers_except_those_of_the_hop() -> None:
 
 def test_a_length_is_dropped_where_no_body_can_follow() -> None:
     assert for_client([(b"Content-Length", b"5")], keep_length=False) == []
+
+
+@pytest.mark.parametrize("name", [b"X-A b", b"X:A", b"X-A\r\nX-B", b"X-A\n", b"X\x00"])
+def test_a_reply_s_header_with_an_impossible_name_is_dropped(name: bytes) -> None:
+    """Each time, not only when the name is new."""
+    for _ in range(2):
+        assert for_client([(name, b"1"), (b"x-good", b"2")], keep_length=True) == [(b"x-good", b"2")]
+
+
+@pytest.mark.parametrize("value", [b"a\r\nx-evil: 1", b"a\n", b"\r", b"\x00", b"a\x7f"])
+def test_a_reply_s_header_whose_value_ends_a_line_is_dropped_alone(value: bytes) -> None:
+    raw = [(b"x-first", b"1"), (b"x-good", value), (b"x-good", b"a\tb \xe9")]
+    assert for_client(raw, keep_length=True) == [(b"x-first", b"1"), (b"x-good", b"a\tb \xe9")]
+
+
+def test_what_connection_names_is_dropped_in_any_spelling_and_order() -> None:
+    raw = [(b"x_hop", b"1"), (b"Connection", b"close, X-Hop"), (b"X-HOP", b"2"), (b"x-hop-2", b"3")]
+    assert for_client(raw, keep_length=True) == [(b"x-hop-2", b"3")]
+
+
+def test_names_that_callers_invent_are_not_kept_without_end() -> None:
+    """And are treated alike, kept or not."""
+    names = [f"x-{number}" for number in range(3 * KEPT_NAMES_MAX)] + ["x-" + "long" * 100]
+    for name in (*names, "x_tenant_id", "proxy-x", *names):
+        passes = name.startswith("x-")
+        assert (name in forwarded((name, "1"))) is passes
+        assert bool(for_client([(name.encode(), b"1")], keep_length=True)) is (name != "proxy-x")
+    for kept in (headers.OF_REQUESTS, headers.OF_REPLIES):
+        assert 0 < len(kept) <= KEPT_NAMES_MAX
+        assert max(map(len, kept)) <= headers.KEPT_NAME_BYTES_MAX
+
+
+def test_of_headers_that_speak_to_us_the_last_one_holds() -> None:
+    head = head_of(("Content-Length", "7"), ("Content-Length", "0012"), ("Tenure-Patience-Ms", "5"))
+    assert (head.content_length, head.patience_ms) == (12, 5)
+    head = head_of(("X-Client-Request-Id", "b"), ("X-Request-Id", "a"), ("X-Request-Id", "a\x7f"))
+    assert head.client_request_id == "b"
+    assert head.forward == [(b"x-client-request-id", b"b")]
+
+
+def test_a_bare_head_says_nothing() -> None:
+    """Nor shares anything with another one."""
+    first, second = head_of(), head_of(("Authorization", "Bearer k"), ("X-Api-Key", "k"), ("Accept", "*"))
+    assert (first.forward, first.credentials, first.api_keys) == ([], [], [])
+    assert (first.content_length, first.has_body, first.colder) == (None, False, False)
+    assert (second.credentials, second.api_keys) == ([b"Bearer k"], [b"k"])

@@ -93,6 +93,41 @@ def test_tokens_are_counted_across_chunks(size: int, end: str) -> None:
     assert observer.generated() == 9
 
 
+@pytest.mark.parametrize("size", [97, 4096, 9000, 40_000])
+@pytest.mark.parametrize("end", ["\n\n", "\r\n\r\n"])
+@pytest.mark.parametrize("before", [0, 500])
+def test_tokens_are_counted_also_when_they_are_no_longer_kept(size: int, end: str, before: int) -> None:
+    """Cut anywhere, and however much came before the first of them."""
+    stream = ROLE + b": ping\n\n" * before + TOKEN * 1999 + FINISH + USAGE + DONE
+    stream = stream.replace(b"\n\n", end.encode())
+    observer = fed(*(stream[at : at + size] for at in range(0, len(stream), size)))
+    assert observer.report() == Report(prompt=10, cached=8, generated=7)
+    assert observer.generated() == 1999
+
+
+def test_a_stream_without_a_token_generated_nothing() -> None:
+    assert fed(ROLE, FINISH, DONE).generated() == 0
+
+
+def test_a_stream_that_breaks_off_within_an_event_keeps_its_tokens() -> None:
+    assert fed(ROLE, TOKEN * 2 + DONE[:-1]).generated() == 2
+    assert fed(ROLE, TOKEN * 2, FINISH, DONE[:7]).generated() == 2
+
+
+@pytest.mark.parametrize(
+    "said",
+    [b'data: {"choices":\ndata: [{"text": "x"}]}\n\n', b'event: x\ndata:{"type": "content_block_delta"}\n\n'],
+)
+def test_an_event_may_have_several_lines(said: bytes) -> None:
+    assert fed(said).first_token
+    assert not fed(said.replace(b'"x"', b'""').replace(b"content_block_delta", b"ping")).first_token
+
+
+@pytest.mark.parametrize("value", ["0", "false", "7", '{"a": null}', '["x"]', '"\\ud800"'])
+def test_content_of_an_unknown_shape_counts(value: str) -> None:
+    assert fed(event('{"choices": [{"text": VALUE}]}'.replace("VALUE", value))).first_token
+
+
 def test_an_endless_event_without_an_end_counts_as_the_first_token() -> None:
     """Unknown streams pass; they are not parsed for ever."""
     assert fed(b"data: " + b"x" * 70_000).first_token
