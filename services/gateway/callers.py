@@ -24,10 +24,10 @@ def tenant_of(head: Head, lookup: Callable[[str], str | None]) -> str:
 
 def _key_of(head: Head) -> str:
     """Return the one key sent, or "": two different ones are as good as none."""
-    keys = {_bearer(value) for value in head.credentials} | {value.strip() for value in head.api_keys}
-    if len(keys) != 1:
+    keys = [*map(_bearer, head.credentials), *map(bytes.strip, head.api_keys)]
+    if not keys or keys.count(keys[0]) != len(keys):
         return ""
-    key = keys.pop()
+    key = keys[0]
     return key.decode("latin-1") if len(key) <= _KEY_CHARS_MAX else ""
 
 

@@ -71,6 +71,7 @@ def read_report(data: bytes) -> Report | None:
 
 def may_report(data: bytes) -> bool:
     """Whether it is worth parsing: cheap, and never wrong where the answer is no."""
+    # Not `in`: for bytes it costs three times as much.
     return data.find(b"usage") >= 0 or data.find(b"timings") >= 0
 
 
@@ -115,16 +116,16 @@ def _of(usage: _Usage | None, timings: _Timings | None) -> Report | None:
         prompt, cached = timings.cache_n + timings.prompt_n, timings.cache_n
         generated = timings.predicted_n
     if usage is not None:
-        prompt = _first(usage.prompt_tokens, usage.input_tokens, prompt)
-        generated = _first(usage.completion_tokens, usage.output_tokens, generated)
+        prompt = _first(usage.prompt_tokens, _first(usage.input_tokens, prompt))
+        generated = _first(usage.completion_tokens, _first(usage.output_tokens, generated))
         for details in (usage.prompt_tokens_details, usage.input_tokens_details):
             if details is not msgspec.UNSET:
                 cached = (details.cached_tokens if details else None) or cached or 0
     return Report(prompt, cached, generated)
 
 
-def _first(*values: int | None) -> int | None:
-    return next((value for value in values if value is not None), None)
+def _first(value: int | None, other: int | None) -> int | None:
+    return other if value is None else value
 
 
 def _merge(old: Report, new: Report) -> Report:

@@ -83,9 +83,10 @@ class Journal:
         logging.basicConfig(handlers=[_Bridge(self)], level=logging.WARNING)
 
     def note(self, event: str, fields: Mapping[str, Any]) -> None:
-        """Write a line as `log.info` would, for the one event that every request causes."""
-        line = {"event": event, "level": "info", "timestamp": datetime.now(UTC), **fields}
-        self._sink.info(msgspec.json.encode(line) + b"\n")
+        """Write a line as `log.info` would, for the one event that every request causes; it has fields."""
+        begin = msgspec.json.encode({"event": event, "level": "info", "timestamp": datetime.now(UTC)})
+        # Joined as text: a dictionary of both would be made only to be read once.
+        self._sink.info(b"".join((begin[:-1], b",", msgspec.json.encode(fields)[1:], b"\n")))
 
     async def run(self) -> None:
         """Write what has gathered, ten times a second, until cancelled."""

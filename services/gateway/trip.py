@@ -228,7 +228,7 @@ class Trip:
         }
 
     def _wall_ms(self, at_s: float) -> int | None:
-        return self.queued_at_ms + _ms(at_s - self.queued_s) if at_s else None
+        return self.queued_at_ms + round((at_s - self.queued_s) * 1000) if at_s else None
 
 
 def _ms(seconds: float) -> int:
@@ -236,4 +236,6 @@ def _ms(seconds: float) -> int:
 
 
 def _span_ms(start_s: float, end_s: float) -> int | None:
-    return max(0, _ms(end_s - start_s)) if start_s and end_s else None
+    if not start_s or not end_s:
+        return None
+    return round((end_s - start_s) * 1000) if end_s > start_s else 0
