@@ -22,6 +22,8 @@ from services.settings.schema import Settings
 # meets alive (every open connection) are looked at again soon: a connection is a cycle, and would else stay
 # as garbage until twenty collections later.
 GC_THRESHOLDS: Final = (50_000, 2, 2)
+# How long one thread may run while another waits for its turn.
+SWITCH_S: Final = 0.001
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -63,6 +65,8 @@ def _serve(settings: Settings, name: str, sock: socket.socket) -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)
+    # The ticker's thread puts a tick for hundreds of leases together: streams must not stand still meanwhile.
+    sys.setswitchinterval(SWITCH_S)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(serve(settings, name=name, sock=sock))
 

@@ -123,8 +123,7 @@ class Closed:
 Answer = Granted | Queued | Full | Learning | Closed
 
 
-@dataclass(frozen=True, slots=True)
-class Held:
+class Held(msgspec.Struct, frozen=True):
     """One lease as its holder re-asserts it in a tick: the facts that a lost record is rebuilt from.
 
     `cold` says whether the cold place is still held (False after a downgrade).
