@@ -52,21 +52,23 @@ class Reply:
 
     __slots__ = (
         "_begun", "_broken", "_connection", "_has_body", "_held", "_news", "_parser", "_pass_on",
-        "_pieces", "_silent_bytes", "content_type", "encoding", "is_whole", "raw_headers", "reusable",
-        "status",
+        "_pieces", "_silent_bytes", "_whole", "content_type", "encoding", "is_whole", "on_body",
+        "raw_headers", "reusable", "status",
     )  # fmt: skip
 
     def __init__(self, connection: "Connection", *, has_body: bool) -> None:
         """`has_body` is False for the reply to a HEAD, whose headers speak of a body that never comes."""
         self._connection: Connection | None = connection
         self._has_body = has_body
+        self._pieces: list[bytes] = []
+        # What the parser calls for each piece: no function of ours for each token.
+        self.on_body = self._pieces.append
         self._parser = HttpResponseParser(self)
         # As engines are, and as other clients take them: a stray control character costs nobody a reply.
         self._parser.set_dangerous_leniencies(
             lenient_headers=True, lenient_optional_cr_before_lf=True, lenient_spaces_after_chunk_size=True
         )
-        self._pieces: list[bytes] = []
-        self._held = self._silent_bytes = 0
+        self._held = self._silent_bytes = self._whole = 0
         self._news: asyncio.Future[None] | None = None
         self._pass_on: Callable[[bytes], bool] | None = None
         self._broken: EngineFailed | None = None
@@ -137,11 +139,21 @@ class Reply:
 
     def feed(self, data: memoryview) -> None:
         """Take in bytes of the engine's, and wake the reader."""
-        self._silent_bytes += len(data)
+        pieces = self._pieces
+        before = len(pieces)
         try:
             self._parser.feed_data(data)
         except (HttpParserError, HttpParserUpgrade) as error:
             self.fail(f"sent a bad reply: {error}")
+        if self.is_whole and len(pieces) > self._whole:
+            # Of another reply, or of the body that a reply to a HEAD does not have.
+            del pieces[self._whole :]
+            self.reusable = False
+        if len(pieces) > before:
+            self._silent_bytes = 0
+            self._held += sum(map(len, pieces[before:]))
+        else:
+            self._silent_bytes += len(data)
         if self._silent_bytes > HEAD_BYTES_MAX:
             self.fail(f"sent {self._silent_bytes} bytes without a byte of a body")
         elif self._held >= HELD_BYTES and self._connection is not None:
@@ -223,15 +235,6 @@ class Reply:
         if not self._has_body:
             self._end()
 
-    def on_body(self, data: bytes) -> None:
-        """Hold a piece until it is read."""
-        if self.is_whole:
-            self.reusable = False
-            return
-        self._pieces.append(data)
-        self._held += len(data)
-        self._silent_bytes = 0
-
     def on_message_complete(self) -> None:
         """Note the clean end; an interim reply ends too."""
         if self.status and not self.is_whole:
@@ -239,6 +242,7 @@ class Reply:
 
     def _end(self) -> None:
         self.is_whole = True
+        self._whole = len(self._pieces)
         self.reusable = self._parser.should_keep_alive()
 
 

@@ -150,14 +150,19 @@ class Wire:
 
     def pass_on(self, part: bytes) -> None:
         """Send a part of the body, which is not empty."""
-        if not self._has_body:
+        cycle = self._cycle
+        if cycle.disconnected or not self._has_body:
             return
-        self._write(b"%x\r\n%b\r\n" % (len(part), part) if self._cycle.chunked_encoding else part)
+        data = b"%x\r\n%b\r\n" % (len(part), part) if cycle.chunked_encoding else part
+        if self._head:
+            data, self._head = self._head + data, b""
+        self._exit.write(data)
 
     def flush(self) -> None:
         """Send the head alone: what follows it is still to come."""
-        if self._head:
-            self._write(b"")
+        head, self._head = self._head, b""
+        if head and not self._cycle.disconnected:
+            self._exit.write(head)
 
     def finish(self, last: bytes = b"") -> None:
         """Send the last part of the body, and end the reply."""
@@ -170,7 +175,8 @@ class Wire:
             end = b"%x\r\n%b\r\n0\r\n\r\n" % (len(last), last)
         else:
             end = b"0\r\n\r\n"
-        self._write(end)
+        self._exit.write(self._head + end)
+        self._head = b""
         cycle.response_complete = True
         if not cycle.keep_alive:
             self._exit.close()
@@ -191,8 +197,3 @@ class Wire:
                 asyncio.get_running_loop().call_later(_FLUSH_S, transport.abort)
         # Uvicorn takes a reply that nobody ends for a defect, unless its client is gone.
         cycle.disconnected = True
-
-    def _write(self, data: bytes) -> None:
-        head, self._head = self._head, b""
-        if not self._cycle.disconnected:
-            self._exit.write(head + data if head else data)

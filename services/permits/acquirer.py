@@ -176,8 +176,7 @@ class Acquirer:
                 # A lease that this call is granted begins later.
                 sent_s = monotonic()
                 answer = await self._store.acquire(permit.demand, lease=permit.id, holder=self._holder)
-                is_granted = isinstance(answer, Granted)
-                is_late = is_granted and not self._in_time(sent_s)
+                is_late = isinstance(answer, Granted) and not self._in_time(sent_s)
                 if not is_late:
                     break
         finally:
