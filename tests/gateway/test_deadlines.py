@@ -96,3 +96,24 @@ async def test_nothing_is_cut_after_stop() -> None:
     kept.stop()
     await asyncio.sleep(0.03)  # longer than the budget that must not bind
     assert cuts == []
+
+
+async def test_many_requests_share_a_timer_and_each_is_cut_at_its_own_time() -> None:
+    watch, cuts = Watch(), [[] for _ in range(4)]  # type: tuple[Watch, list[list[str]]]
+    far = deadlines(cuts[0], watch=watch)
+    deadlines(cuts[1], watch=watch, first_token_ms=60)
+    deadlines(cuts[2], watch=watch, total_ms=30)
+    ended = deadlines(cuts[3], watch=watch, first_token_ms=10)
+    ended.stop()
+    await wait_until(lambda: any(cuts), "the nearest was reached")
+    assert cuts == [[], [], ["total_timeout"], []]
+    await wait_until(lambda: bool(cuts[1]), "and the next")
+    assert cuts == [[], ["first_token_timeout"], ["total_timeout"], []]
+    far.stop()
+    assert watch.due_s > monotonic() + 5, "it sleeps until the one that is left"
+
+
+async def test_a_watch_with_nothing_to_watch_sleeps_for_good() -> None:
+    watch = Watch()
+    deadlines([], watch=watch, first_token_ms=10).stop()
+    await wait_until(lambda: watch.due_s == float("inf"), "its timer fired for nobody")
