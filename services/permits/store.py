@@ -45,10 +45,9 @@ class Store(Ledger):
 
     async def acquire(self, demand: Demand, *, lease: str, holder: str) -> Answer:
         """Ask for one permit under the id `lease`; the same id again gets the same answer."""
-        keys = self.keys(demand.fleet)
         answer: Answer = await self._run(
             "acquire",
-            self._named(demand.fleet, record=keys.lease(lease)),
+            self._named(demand.fleet),
             {
                 "lease": lease,
                 "holder": holder,
