@@ -22,6 +22,7 @@
     DOWNGRADED  epoch  grant  given_back
 ]]
 
+-- @include read_clock
 -- @include open_fleet
 -- @include save_fleet
 -- @include leave
@@ -33,10 +34,12 @@
 -- @include full
 -- @include pick_engine
 -- @include seat
+-- @include write_record
 -- @include grant
 -- @include waiter
 -- @include step_out
 -- @include ticks
+-- @include tree
 -- @include put
 -- @include stand
 -- @include fairest
@@ -46,7 +49,7 @@ local meta, limits, cold, events = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local nonce, tick_ms, learning_ms = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 local provisional_ms, leases = tonumber(ARGV[4]), { unpack(ARGV, 5) }
 
-local fleet = open_fleet(meta, nonce, tick_ms, learning_ms)
+local fleet = open_fleet(meta, read_clock(meta, nonce, tick_ms, learning_ms))
 settle(fleet, events, 32)
 local given_back = #leases > 0 and redis.call('ZREM', cold, unpack(leases)) or 0
 dispatch(fleet, limits, provisional_ms, 128)

@@ -22,6 +22,7 @@
     UNKNOWN   epoch  grant             no such gateway has a session
 ]]
 
+-- @include read_clock
 -- @include open_fleet
 -- @include save_fleet
 -- @include named
@@ -31,7 +32,7 @@ local meta, gateways, draining, events = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local nonce, tick_ms, learning_ms = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 local holder, who = ARGV[4], ARGV[5]
 
-local fleet = open_fleet(meta, nonce, tick_ms, learning_ms)
+local fleet = open_fleet(meta, read_clock(meta, nonce, tick_ms, learning_ms))
 save_fleet(fleet)
 local session = redis.call('ZSCORE', gateways, holder)
 if not session or tonumber(session) <= fleet.now then

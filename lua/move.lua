@@ -28,6 +28,7 @@
     GONE   epoch  grant
 ]]
 
+-- @include read_clock
 -- @include open_fleet
 -- @include save_fleet
 -- @include leave
@@ -39,10 +40,12 @@
 -- @include full
 -- @include pick_engine
 -- @include seat
+-- @include write_record
 -- @include grant
 -- @include waiter
 -- @include step_out
 -- @include ticks
+-- @include tree
 -- @include put
 -- @include stand
 -- @include fairest
@@ -52,7 +55,7 @@ local meta, limits, total, record, events = KEYS[1], KEYS[2], KEYS[3], KEYS[4], 
 local nonce, tick_ms, learning_ms = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 local provisional_ms, lease, engines = tonumber(ARGV[4]), ARGV[5], { unpack(ARGV, 6) }
 
-local fleet = open_fleet(meta, nonce, tick_ms, learning_ms)
+local fleet = open_fleet(meta, read_clock(meta, nonce, tick_ms, learning_ms))
 settle(fleet, events, 32)
 
 local function answer()

@@ -29,6 +29,7 @@
     REAPED  epoch  grant  settled  drift  more  then lease, tenant, holder, class, engine, age_ms of each ...
 ]]
 
+-- @include read_clock
 -- @include open_fleet
 -- @include save_fleet
 -- @include leave
@@ -40,10 +41,12 @@
 -- @include full
 -- @include pick_engine
 -- @include seat
+-- @include write_record
 -- @include grant
 -- @include waiter
 -- @include step_out
 -- @include ticks
+-- @include tree
 -- @include put
 -- @include stand
 -- @include fairest
@@ -56,7 +59,7 @@ local meta, limits, total, cold, events, reported = KEYS[1], KEYS[2], KEYS[3], K
 local nonce, tick_ms, learning_ms, ttl_ms = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
 local provisional_ms, pool_count, suspects = tonumber(ARGV[5]), tonumber(ARGV[6]), 7
 
-local fleet = open_fleet(meta, nonce, tick_ms, learning_ms)
+local fleet = open_fleet(meta, read_clock(meta, nonce, tick_ms, learning_ms))
 local settled = settle(fleet, events, 128)
 refresh_line(fleet, limits, 64, 32)
 dispatch(fleet, limits, provisional_ms, 128)

@@ -9,9 +9,7 @@
   Cost: O(L log N + D log N) for L leases of this call, N live and D <= 32 overdue leases, and a dispatch.
 
   KEYS
-    1  meta    hash     epoch, clock, last, learning_until, grant
-    2  limits  hash     total, cold, tenant_default, tenant:T, weight:T, engine:E, shadow
-    3  events  stream   what was reclaimed
+    1  meta  hash  epoch, clock, last, learning_until, grant; its name gives the fleet's prefix
 
   ARGV
     1  nonce        string   the epoch to start when there is none
@@ -24,42 +22,46 @@
     RELEASED  epoch  grant  returned
 ]]
 
--- @include open_fleet
--- @include save_fleet
-
-local meta, limits, events = KEYS[1], KEYS[2], KEYS[3]
+local meta = KEYS[1]
 local nonce, tick_ms, learning_ms, provisional_ms = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local leases, width = 5, 3
 
-local fleet = open_fleet(meta, nonce, tick_ms, learning_ms)
-local pools, records = fleet.prefix .. 'pool:', fleet.prefix .. 'lease:'
+local call, prefix = redis.call, string.sub(meta, 1, -5)
+local pools, records = prefix .. 'pool:', prefix .. 'lease:'
+local total, cold = pools .. 'total', pools .. 'cold'
 local returned, odd = 0, nil
 for i = leases, #ARGV, width do
   local lease, tenant, engine = ARGV[i], ARGV[i + 1], ARGV[i + 2]
   -- Removal is the exactly-once test. What the total has not is looked at below.
-  if redis.call('ZREM', pools .. 'total', lease) == 1 then
-    redis.call('ZREM', pools .. 'cold', lease)
-    redis.call('ZREM', pools .. 'tenant:' .. tenant, lease)
-    if redis.call('ZREM', pools .. 'engine:' .. engine, lease) == 0 then
+  if call('ZREM', total, lease) == 1 then
+    call('ZREM', cold, lease)
+    call('ZREM', pools .. 'tenant:' .. tenant, lease)
+    if call('ZREM', pools .. 'engine:' .. engine, lease) == 0 then
       -- The caller's engine is unknown, or from before a move whose answer is still on its way.
-      local known = redis.call('HGET', records .. lease, 'engine')
-      redis.call('ZREM', pools .. 'engine:' .. (known or engine), lease)
+      local known = call('HGET', records .. lease, 'engine')
+      call('ZREM', pools .. 'engine:' .. (known or engine), lease)
     end
-    redis.call('DEL', records .. lease)
+    call('DEL', records .. lease)
     returned = returned + 1
   else
     odd = odd or {}
     odd[#odd + 1] = i
   end
 end
-fleet.overdue = redis.call('ZCOUNT', pools .. 'total', '-inf', fleet.clock)
-fleet.waiting = redis.call('HLEN', fleet.prefix .. 'line:waiting')
-if not odd and fleet.overdue + fleet.waiting == 0 then
-  save_fleet(fleet)
-  return { 'RELEASED', fleet.epoch, fleet.grant, returned }
+local waiting = call('HLEN', prefix .. 'line:waiting')
+if waiting == 0 and not odd then
+  -- Nothing depends on the time: the clock is left to whoever ticks or acquires. One that is no number makes
+  -- the count an error, which is not 0.
+  local found = call('HMGET', meta, 'clock', 'grant', 'epoch')
+  if found[3] and redis.pcall('ZCOUNT', total, '-inf', found[1] or '') == 0 then
+    return { 'RELEASED', found[3], tonumber(found[2]) or 0, returned }
+  end
 end
 
 -- From here on for all others: what is not needed before is not made before.
+-- @include read_clock
+-- @include open_fleet
+-- @include save_fleet
 -- @include leave
 -- @include named
 -- @include note
@@ -69,16 +71,20 @@ end
 -- @include full
 -- @include pick_engine
 -- @include seat
+-- @include write_record
 -- @include grant
 -- @include waiter
 -- @include step_out
 -- @include ticks
+-- @include tree
 -- @include put
 -- @include stand
 -- @include fairest
 -- @include dispatch
 
-fleet.freed = {}
+local limits = prefix .. 'limits'
+local fleet = open_fleet(meta, read_clock(meta, nonce, tick_ms, learning_ms))
+fleet.waiting, fleet.freed = waiting, {}
 for i = leases, #ARGV, width do
   fleet.freed[ARGV[i + 1]] = 'places'
 end
@@ -89,14 +95,14 @@ for _, i in ipairs(odd or {}) do
   if known and engine ~= known then
     redis.call('ZREM', pools .. 'engine:' .. engine, lease)
   end
-  if leave(fleet.prefix, lease, tenant, known or engine) then
+  if leave(prefix, lease, tenant, known or engine) then
     returned = returned + 1
   else
-    local left = fleet.waiting > 0 and step_out(fleet, lease)
+    local left = waiting > 0 and step_out(fleet, lease)
     fleet.freed[left or tenant] = left and 'any' or fleet.freed[tenant]
   end
 end
-settle(fleet, events, 32)
+settle(fleet, prefix .. 'events', 32)
 dispatch(fleet, limits, provisional_ms, 128)
 save_fleet(fleet)
 return { 'RELEASED', fleet.epoch, fleet.grant, returned }

@@ -28,6 +28,7 @@
     UNKNOWN  epoch  grant                    no such request, or not this tenant's
 ]]
 
+-- @include read_clock
 -- @include open_fleet
 -- @include save_fleet
 -- @include named
@@ -37,6 +38,7 @@
 -- @include full
 -- @include waiter
 -- @include step_out
+-- @include tree
 -- @include put
 -- @include stand
 
@@ -44,7 +46,7 @@ local meta, limits, total, gateways, events = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local nonce, tick_ms, learning_ms = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 local lease, request_id, tenant, reason, who = ARGV[4], ARGV[5], ARGV[6], ARGV[7], ARGV[8]
 
-local fleet = open_fleet(meta, nonce, tick_ms, learning_ms)
+local fleet = open_fleet(meta, read_clock(meta, nonce, tick_ms, learning_ms))
 local candidates = { lease }
 if lease == '' then
   candidates = redis.call('ZRANGE', gateways, 0, 999)

@@ -29,6 +29,7 @@
     LIMITED  epoch  grant  changed
 ]]
 
+-- @include read_clock
 -- @include open_fleet
 -- @include save_fleet
 -- @include named
@@ -38,10 +39,12 @@
 -- @include full
 -- @include pick_engine
 -- @include seat
+-- @include write_record
 -- @include grant
 -- @include waiter
 -- @include step_out
 -- @include ticks
+-- @include tree
 -- @include put
 -- @include stand
 -- @include fairest
@@ -53,7 +56,7 @@ local nonce, tick_ms, learning_ms = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]
 local mode, who, seen = ARGV[4], ARGV[5], tonumber(ARGV[6])
 local provisional_ms, fields = tonumber(ARGV[7]), 8
 
-local fleet = open_fleet(meta, nonce, tick_ms, learning_ms)
+local fleet = open_fleet(meta, read_clock(meta, nonce, tick_ms, learning_ms))
 if mode == 'restore' then
   if seen <= (tonumber(redis.call('HGET', meta, 'limits_seen')) or 0) then
     save_fleet(fleet)

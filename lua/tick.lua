@@ -36,6 +36,7 @@
             gone     lease                      waited, and is not known any more
 ]]
 
+-- @include read_clock
 -- @include open_fleet
 -- @include save_fleet
 -- @include leave
@@ -47,10 +48,12 @@
 -- @include full
 -- @include pick_engine
 -- @include seat
+-- @include write_record
 -- @include grant
 -- @include waiter
 -- @include step_out
 -- @include ticks
+-- @include tree
 -- @include put
 -- @include stand
 -- @include fairest
@@ -67,7 +70,7 @@ local provisional_ms, holder, lease_count = ARGV[5], ARGV[6], tonumber(ARGV[7])
 local leases, width = 8, 5
 local waiters = leases + lease_count * width
 
-local fleet = open_fleet(meta, nonce, tick_ms, learning_ms)
+local fleet = open_fleet(meta, read_clock(meta, nonce, tick_ms, learning_ms))
 redis.call('HSET', meta, 'tick_ms', tick_ms)
 
 -- A gateway that missed three ticks counts as gone; its name may be many incarnations old.

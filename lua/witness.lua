@@ -22,6 +22,7 @@
     WITNESSED  epoch  grant  kept
 ]]
 
+-- @include read_clock
 -- @include open_fleet
 -- @include save_fleet
 
@@ -29,7 +30,7 @@ local meta, evidence = KEYS[1], KEYS[2]
 local nonce, tick_ms, learning_ms = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 local keep_ms, most, prefixes = tonumber(ARGV[4]), tonumber(ARGV[5]), { unpack(ARGV, 6) }
 
-local fleet = open_fleet(meta, nonce, tick_ms, learning_ms)
+local fleet = open_fleet(meta, read_clock(meta, nonce, tick_ms, learning_ms))
 redis.call('ZREMRANGEBYSCORE', evidence, '-inf', fleet.now)
 for i = 1, #prefixes, 2 do
   if prefixes[i + 1] == '1' then

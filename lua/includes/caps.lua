@@ -1,9 +1,10 @@
--- caps(fleet, limits, tenant, engines) -> caps or nil. the limits in force for a tenant; nil: there are none
+-- caps(fleet, limits, tenant, engines, read) -> caps or nil. the limits in force; nil: there are none
 --
 -- Each is read once per script, those of `engines` with the first tenant's. `shadow` lists kinds of
 -- pools (total, cold, tenant, engine) whose limits are only watched: they stay there for people to see and
--- admit everybody, so operators can learn a number before they enforce it.
-local function caps(fleet, limits, tenant, engines)
+-- admit everybody, so operators can learn a number before they enforce it. `read` is what the caller has read
+-- already, all but the weight, which `stand` then asks for.
+local function caps(fleet, limits, tenant, engines, read)
   local first, own, weight = fleet.cap, 'tenant:' .. tenant, 'weight:' .. tenant
   if fleet.caps[tenant] then
     return fleet.caps[tenant]
@@ -21,11 +22,15 @@ local function caps(fleet, limits, tenant, engines)
       engines = first.engines,
     }
   else
-    local asked = { own, weight }
-    for n = 1, #engines do
-      asked[n + 2] = 'engine:' .. engines[n]
+    local found = read
+    if not found then
+      local asked = { own }
+      for n = 1, #engines do
+        asked[n + 1] = 'engine:' .. engines[n]
+      end
+      asked[#asked + 1] = weight
+      found = redis.call('HMGET', limits, 'total', 'cold', 'tenant_default', 'shadow', unpack(asked))
     end
-    local found = redis.call('HMGET', limits, 'total', 'cold', 'tenant_default', 'shadow', unpack(asked))
     if not found[1] then
       return nil
     end
@@ -36,12 +41,12 @@ local function caps(fleet, limits, tenant, engines)
       cold = tonumber(found[2]) or 0,
       default = default,
       tenant = tonumber(found[5]) or default,
-      weight = found[6],
+      weight = found[#engines + 6],
       shadow = shadow and shadow ~= '' and ' ' .. string.gsub(shadow, '[^a-z]', ' ') .. ' ',
       engines = {},
     }
     for n = 1, #engines do
-      cap.engines[engines[n]] = tonumber(found[n + 6]) or math.huge
+      cap.engines[engines[n]] = tonumber(found[n + 5]) or math.huge
     end
     fleet.cap = cap
   end

@@ -13,7 +13,11 @@ local function stand(fleet, limits, tenant, left)
       local cap, pool = caps(fleet, limits, tenant, {}), 'tenant:' .. tenant
       local in_use = live(fleet, pool, 0)
       if cap and not full(fleet, cap, 'tenant', pool, cap.tenant) then
-        share = math.min(math.floor(in_use * 1024 / math.max(tonumber(cap.weight) or 1, 0.001)), 1048575)
+        local weight = cap.weight
+        if weight == nil then
+          weight = redis.call('HGET', limits, 'weight:' .. tenant)
+        end
+        share = math.min(math.floor(in_use * 1024 / math.max(tonumber(weight) or 1, 0.001)), 1048575)
       end
       waits = true
     end

@@ -86,7 +86,7 @@ def _picker(names: Sequence[str]) -> Callable[[Mapping[str, Any]], tuple[Any, ..
     """Return what picks the values of `names` out of a mapping, in their order."""
     if len(names) > 1:
         return itemgetter(*names)
-    return lambda mapping: tuple(mapping[name] for name in names)
+    return lambda mapping: tuple([mapping[name] for name in names])
 
 
 def compose(source: str, includes: Mapping[str, str]) -> str:

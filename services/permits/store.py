@@ -47,7 +47,7 @@ class Store(Ledger):
         """Ask for one permit under the id `lease`; the same id again gets the same answer."""
         return self._run(
             "acquire",
-            self._named(demand.fleet, record=self.keys(demand.fleet).lease(lease)),
+            self._named(demand.fleet),
             {
                 "lease": lease,
                 "holder": holder,

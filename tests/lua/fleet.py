@@ -128,7 +128,6 @@ class RawFleet:
             "acquire",
             *engines,
             *prefixes,
-            keys={"tenant_pool": self.keys.tenant_pool(tenant), "record": self.keys.lease(lease)},
             args={
                 "lease": lease,
                 "holder": holder,

@@ -10,12 +10,7 @@
   Cost: O(E (log N + P) + D log N) for E engines, P prefixes, N live and D <= 32 overdue leases; a dispatch.
 
   KEYS
-    1  meta          hash     epoch, clock, last, learning_until, grant, ticket
-    2  limits        hash     total, cold, tenant_default, tenant:T, weight:T, engine:E, line_max, shadow, ...
-    3  total         zset     lease -> expiry on the lease clock, ms
-    4  record        hash     the facts of this lease
-    5  events        stream   what was reclaimed
-    6  waiting       hash     lease -> the demand of one who stands in line
+    1  meta  hash  epoch, clock, last, learning_until, grant, ticket; its name gives the fleet's prefix
 
   ARGV
     1  nonce           string   the epoch to start when there is none
@@ -38,49 +33,174 @@
     CLOSED    epoch  grant                                           the fleet has no limits
 ]]
 
--- open_fleet(meta, nonce, tick_ms, learning_ms) -> fleet. moves the lease clock, or starts an epoch
+-- read_clock(meta, nonce, tick_ms, learning_ms) -> values. moves the lease clock on, or starts an epoch
+--
+-- In this order: epoch, grant, now, clock, wall, wall_text, learning_ms, moved. The first half of a script
+-- has them as they are; for what is shared by all scripts `open_fleet` makes a table of them.
 --
 -- The lease clock advances by at most two ticks from one script to the next, and never backwards. A wall
 -- clock that is stepped, a Redis that was paused, restarted or replaced, and an outage of any length can
 -- therefore age leases by two ticks at the most; while anybody calls, it runs at wall speed.
--- What moved is written by save_fleet, with which every script ends. `clock` and `wall_text` are `now` and
--- `wall` as text: Redis would print a number anew for each command that takes it.
-local function open_fleet(meta, nonce, tick_ms, learning_ms)
+-- `clock` and `wall_text` are `now` and `wall` as text: Redis would print a number anew for each command that
+-- takes it. What moved is for the caller to write. Whoever finds no clock starts an epoch.
+local function read_clock(meta, nonce, tick_ms, learning_ms)
   local time = redis.call('TIME')
-  local ms = math.floor(time[2] / 1000)
-  local wall = time[1] * 1000 + ms
-  local epoch, clock, last, learning_until, grant =
-    unpack(redis.call('HMGET', meta, 'epoch', 'clock', 'last', 'learning_until', 'grant'))
-  local prefix, now, before = string.sub(meta, 1, -5), tonumber(clock), tonumber(last)
-  local known = epoch and now and before
-  local wall_text, moved = last, not known or wall ~= before
+  local us = time[2] + 0
+  local wall = time[1] * 1000 + (us - us % 1000) / 1000
+  local found = redis.call('HMGET', meta, 'clock', 'last', 'grant', 'epoch', 'learning_until')
+  local clock, last, grant, epoch, learning_until = found[1], found[2], found[3], found[4], found[5]
+  local now = tonumber(clock)
+  local before = clock == last and now or tonumber(last)
 
-  if not known then
+  if not (epoch and now and before) then
     -- The data is gone or never was: grant nothing until every holder had time to say what it runs. Leases
     -- that survived the loss of this one key must not outlive the new clock, whatever the wall clock says.
-    local top = redis.call('ZREVRANGE', prefix .. 'pool:total', 0, 0, 'WITHSCORES')[2]
+    local total = string.sub(meta, 1, -5) .. 'pool:total'
+    local top = redis.call('ZREVRANGE', total, 0, 0, 'WITHSCORES')[2]
     now = math.max(wall, top and tonumber(top) - 6 * tick_ms or 0)
-    epoch, learning_until, grant = nonce, now + learning_ms, 0
-    redis.call('HSET', meta, 'schema', 1, 'epoch', epoch, 'grant', grant, 'tick_ms', tick_ms)
-    redis.call('HSET', meta, 'learning_until', learning_until)
+    epoch, learning_until, grant, before = nonce, now + learning_ms, 0, nil
+    -- What each script reads and writes comes first: Redis looks through a small hash from its front.
+    redis.call('HSET', meta, 'clock', now, 'last', wall, 'grant', grant, 'epoch', epoch)
+    redis.call('HSET', meta, 'learning_until', learning_until, 'tick_ms', tick_ms, 'schema', 1)
   elseif wall > before then
     now = now + math.min(wall - before, 2 * tick_ms)
   end
-  if moved then
-    wall_text = time[1] .. string.format('%03d', ms)
-    clock = now == wall and wall_text or string.format('%.0f', now)
+  local wall_text, left = last, (tonumber(learning_until) or 0) - now
+  if wall ~= before then
+    wall_text = string.format('%d', wall)
+    clock = now == wall and wall_text or string.format('%d', now)
   end
+  return epoch, tonumber(grant) or 0, now, clock, wall, wall_text, left > 0 and left or 0, wall ~= before
+end
+-- tree(key) -> nothing. makes a sorted set a tree, which it stays while it has members
+--
+-- Up to 128 short members are one piece of memory to Redis, read from its front: a write among a hundred
+-- costs five times what it costs among ten thousand. One member of more than 64 bytes makes the set a tree.
+local function tree(key)
+  local long = string.rep('-', 65)
+  redis.call('ZADD', key, 0, long)
+  redis.call('ZREM', key, long)
+end
+-- write_record(record, request_id, tenant, class, engine, holder, acquired_at, grant) -> nothing. facts
+local function write_record(record, request_id, tenant, class, engine, holder, acquired_at, grant)
+  redis.call(
+    'HSET',
+    record,
+    'request_id',
+    request_id,
+    'tenant',
+    tenant,
+    'class',
+    class,
+    'engine',
+    engine,
+    'holder',
+    holder,
+    'phase',
+    'granted',
+    'acquired_at',
+    acquired_at,
+    'grant',
+    grant
+  )
+end
 
+local meta = KEYS[1]
+local nonce, tick_ms, learning_ms, provisional_ms = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+local lease, holder, tenant, request_id = ARGV[5], ARGV[6], ARGV[7], ARGV[8]
+local patience_ms, engine_count, candidates = ARGV[9], ARGV[10], 11
+
+local call, prefix = redis.call, string.sub(meta, 1, -5)
+local limits, pools, waiting = prefix .. 'limits', prefix .. 'pool:', prefix .. 'line:waiting'
+local total, record = pools .. 'total', prefix .. 'lease:' .. lease
+local epoch, number, now, clock, wall, wall_text, left_ms, moved =
+  read_clock(meta, nonce, tick_ms, learning_ms)
+
+local prefixes = candidates + engine_count
+local engines, warm, wanted = {}, nil, 'cold'
+for n = candidates, prefixes - 1 do
+  engines[#engines + 1] = 'engine:' .. ARGV[n]
+end
+if prefixes <= #ARGV then
+  -- Warm is any engine that is known to hold one of the prefixes.
+  for n = 1, #engines do
+    local key = prefix .. 'evidence:' .. ARGV[candidates + n - 1]
+    for _, expiry in ipairs(call('ZMSCORE', key, unpack(ARGV, prefixes))) do
+      if expiry and tonumber(expiry) > now then
+        warm, wanted = warm or {}, 'warm'
+        warm[n] = true
+      end
+    end
+  end
+end
+
+-- Mostly a lease is new, nobody waits, nothing ran out and every pool has room: that is done here, without
+-- a table, a function or a command that it does not need. Whatever is not so is left to what stands below.
+-- No write before every pool has room: Lua does not roll back.
+local overdue, found = call('ZCOUNT', total, '-inf', clock), nil
+local quiet = overdue + left_ms + call('EXISTS', record, waiting) == 0
+if quiet then
+  local of_tenant, cold, of_engine, least = 'tenant:' .. tenant, pools .. 'cold', nil, nil
+  found = call('HMGET', limits, 'total', 'cold', 'tenant_default', 'shadow', of_tenant, unpack(engines))
+  for n = 1, #engines do
+    if not warm or warm[n] then
+      local pool, limit = pools .. engines[n], found[n + 5] and tonumber(found[n + 5]) or math.huge
+      local in_use = call('ZCARD', pool)
+      if in_use >= limit then
+        in_use = in_use - call('ZCOUNT', pool, '-inf', clock)
+      end
+      if in_use < limit and (not least or in_use < least) then
+        of_engine, least = n, in_use
+      end
+    end
+  end
+  of_tenant = pools .. of_tenant
+  local in_tenant, in_total = call('ZCARD', of_tenant), call('ZCARD', total)
+  local in_cold = warm and 0 or call('ZCARD', cold)
+  if
+    least
+    and not found[4]
+    and in_tenant < (tonumber(found[5] or found[3] or found[1]) or 0)
+    and in_total < (tonumber(found[1]) or 0)
+    and (warm or in_cold < (tonumber(found[2]) or 0))
+  then
+    local engine, granted = ARGV[candidates + of_engine - 1], string.format('%d', number + 1)
+    local expiry = string.format('%d', now + provisional_ms)
+    of_engine = pools .. engines[of_engine]
+    call('ZADD', total, expiry, lease)
+    call('ZADD', of_tenant, expiry, lease)
+    call('ZADD', of_engine, expiry, lease)
+    if not warm then
+      call('ZADD', cold, expiry, lease)
+    end
+    write_record(record, request_id, tenant, wanted, engine, holder, wall_text, granted)
+    call('HSET', meta, 'clock', clock, 'last', wall_text, 'grant', granted)
+    if in_tenant == 16 or in_total == 16 or in_cold == 16 or least == 16 then
+      for _, pool in ipairs({ total, of_tenant, of_engine, cold }) do
+        if call('ZCARD', pool) == 17 then
+          tree(pool)
+        end
+      end
+    end
+    return { 'GRANTED', epoch, number + 1, wanted, engine }
+  end
+end
+
+-- From here on for all others: what is not needed before is not made before.
+-- open_fleet(meta, epoch, grant, now, clock, wall, wall_text, learning_ms, moved) -> fleet. a table
+--
+-- Takes what `read_clock` found. Whoever opens it ends with `save_fleet`, which writes what moved.
+local function open_fleet(meta, epoch, grant, now, clock, wall, wall_text, learning_ms, moved)
   return {
     meta = meta,
-    prefix = prefix,
-    wall = wall,
-    wall_text = wall_text,
+    prefix = string.sub(meta, 1, -5),
+    epoch = epoch,
+    grant = grant,
     now = now,
     clock = clock,
-    epoch = epoch,
-    grant = tonumber(grant) or 0,
-    learning_ms = math.max(0, (tonumber(learning_until) or 0) - now),
+    wall = wall,
+    wall_text = wall_text,
+    learning_ms = learning_ms,
     -- Many scripts share a millisecond; those that find the clock right write nothing.
     moved = moved,
     caps = {},
@@ -93,6 +213,60 @@ local function save_fleet(fleet)
   elseif fleet.moved then
     redis.call('HSET', fleet.meta, 'clock', fleet.clock, 'last', fleet.wall_text)
   end
+end
+-- leave(prefix, lease, tenant, engine) -> boolean. gives all places of a lease back; false: it had none
+--
+-- Removal is the exactly-once test: whoever removes the member returned the capacity, nobody else can.
+local function leave(prefix, lease, tenant, engine)
+  local removed = redis.call('ZREM', prefix .. 'pool:total', lease)
+    + redis.call('ZREM', prefix .. 'pool:cold', lease)
+  if tenant and tenant ~= '' then
+    removed = removed + redis.call('ZREM', prefix .. 'pool:tenant:' .. tenant, lease)
+  end
+  if engine and engine ~= '' then
+    removed = removed + redis.call('ZREM', prefix .. 'pool:engine:' .. engine, lease)
+  end
+  redis.call('DEL', prefix .. 'lease:' .. lease)
+  return removed > 0
+end
+-- named(names, values) -> list. name, value, name, value ...: what HSET and XADD take
+local function named(names, values)
+  local words = {}
+  for name in string.gmatch(names, '%S+') do
+    words[#words + 1] = name
+    words[#words + 1] = values[(#words + 1) / 2]
+  end
+  return words
+end
+-- note(events, names, values) -> nothing. adds one entry to an event stream, which forgets its oldest
+local function note(events, names, values)
+  redis.call('XADD', events, 'MAXLEN', '~', 10000, '*', unpack(named(names, values)))
+end
+-- settle(fleet, events, most) -> integer. drops overdue leases, `most` at a time, into the events
+--
+-- Overdue leases are counted by nobody, so how many are dropped decides only how tidy the sets are; the bound
+-- keeps ten thousand holders that died together from making one request wait.
+local function settle(fleet, events, most)
+  local total = fleet.prefix .. 'pool:total'
+  local overdue = fleet.overdue or redis.call('ZCOUNT', total, '-inf', fleet.clock)
+  if overdue == 0 then
+    return 0
+  end
+  local leases = redis.call('ZRANGEBYSCORE', total, '-inf', fleet.clock, 'LIMIT', 0, most)
+  fleet.freed = fleet.freed or {}
+  for _, lease in ipairs(leases) do
+    local record = fleet.prefix .. 'lease:' .. lease
+    local fields = redis.call('HMGET', record, 'tenant', 'engine', 'holder', 'class', 'acquired_at')
+    local tenant, engine, holder, class, acquired_at = unpack(fields)
+    leave(fleet.prefix, lease, tenant, engine)
+    fleet.freed[tenant or ''] = fleet.freed[tenant or ''] or 'places'
+    local age_ms = math.max(0, fleet.wall - (tonumber(acquired_at) or fleet.wall))
+    local facts = { 'reclaimed', lease, tenant or '', holder or '', class or '', engine or '', age_ms }
+    note(events, 'kind lease tenant holder class engine age_ms', facts)
+  end
+  -- While many are left, the other pools hold many that ran out, too.
+  fleet.crowded = overdue > #leases
+  return #leases
 end
 -- live(fleet, pool, enough) -> integer. the one way to count: members whose lease is not past
 --
@@ -113,12 +287,13 @@ local function live(fleet, pool, enough)
   end
   return count
 end
--- caps(fleet, limits, tenant, engines) -> caps or nil. the limits in force for a tenant; nil: there are none
+-- caps(fleet, limits, tenant, engines, read) -> caps or nil. the limits in force; nil: there are none
 --
 -- Each is read once per script, those of `engines` with the first tenant's. `shadow` lists kinds of
 -- pools (total, cold, tenant, engine) whose limits are only watched: they stay there for people to see and
--- admit everybody, so operators can learn a number before they enforce it.
-local function caps(fleet, limits, tenant, engines)
+-- admit everybody, so operators can learn a number before they enforce it. `read` is what the caller has read
+-- already, all but the weight, which `stand` then asks for.
+local function caps(fleet, limits, tenant, engines, read)
   local first, own, weight = fleet.cap, 'tenant:' .. tenant, 'weight:' .. tenant
   if fleet.caps[tenant] then
     return fleet.caps[tenant]
@@ -136,11 +311,15 @@ local function caps(fleet, limits, tenant, engines)
       engines = first.engines,
     }
   else
-    local asked = { own, weight }
-    for n = 1, #engines do
-      asked[n + 2] = 'engine:' .. engines[n]
+    local found = read
+    if not found then
+      local asked = { own }
+      for n = 1, #engines do
+        asked[n + 1] = 'engine:' .. engines[n]
+      end
+      asked[#asked + 1] = weight
+      found = redis.call('HMGET', limits, 'total', 'cold', 'tenant_default', 'shadow', unpack(asked))
     end
-    local found = redis.call('HMGET', limits, 'total', 'cold', 'tenant_default', 'shadow', unpack(asked))
     if not found[1] then
       return nil
     end
@@ -151,12 +330,12 @@ local function caps(fleet, limits, tenant, engines)
       cold = tonumber(found[2]) or 0,
       default = default,
       tenant = tonumber(found[5]) or default,
-      weight = found[6],
+      weight = found[#engines + 6],
       shadow = shadow and shadow ~= '' and ' ' .. string.gsub(shadow, '[^a-z]', ' ') .. ' ',
       engines = {},
     }
     for n = 1, #engines do
-      cap.engines[engines[n]] = tonumber(found[n + 6]) or math.huge
+      cap.engines[engines[n]] = tonumber(found[n + 5]) or math.huge
     end
     fleet.cap = cap
   end
@@ -218,136 +397,19 @@ local function seat(fleet, limits, cap, demand)
 end
 -- grant(fleet, demand, engine, class, provisional_ms) -> integer. writes the places and record of a permit
 local function grant(fleet, demand, engine, class, provisional_ms)
-  local prefix, lease = fleet.prefix, demand.lease
-  local pools, expiry = prefix .. 'pool:', string.format('%.0f', fleet.now + provisional_ms)
+  local prefix, lease, tenant = fleet.prefix, demand.lease, demand.tenant
+  local pools, expiry = prefix .. 'pool:', string.format('%d', fleet.now + provisional_ms)
   redis.call('ZADD', pools .. 'total', expiry, lease)
-  redis.call('ZADD', pools .. 'tenant:' .. demand.tenant, expiry, lease)
+  redis.call('ZADD', pools .. 'tenant:' .. tenant, expiry, lease)
   redis.call('ZADD', pools .. 'engine:' .. engine, expiry, lease)
   if class == 'cold' then
     redis.call('ZADD', pools .. 'cold', expiry, lease)
   end
   fleet.grant = fleet.grant + 1
-  fleet.granted = string.format('%.0f', fleet.grant)
-  redis.call(
-    'HSET',
-    prefix .. 'lease:' .. lease,
-    'request_id',
-    demand.request_id,
-    'tenant',
-    demand.tenant,
-    'class',
-    class,
-    'engine',
-    engine,
-    'holder',
-    demand.holder,
-    'phase',
-    'granted',
-    'acquired_at',
-    fleet.wall_text,
-    'grant',
-    fleet.granted
-  )
+  fleet.granted = string.format('%d', fleet.grant)
+  local record, at, number = prefix .. 'lease:' .. lease, fleet.wall_text, fleet.granted
+  write_record(record, demand.request_id, tenant, class, engine, demand.holder, at, number)
   return fleet.grant
-end
-
-local meta, limits, total, record, events, waiting = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
-local nonce, tick_ms, learning_ms, provisional_ms = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
-local lease, holder, tenant, request_id = ARGV[5], ARGV[6], ARGV[7], ARGV[8]
-local patience_ms, engine_count, candidates = tonumber(ARGV[9]), tonumber(ARGV[10]), 11
-
-local demand = {
-  lease = lease,
-  holder = holder,
-  tenant = tenant,
-  request_id = request_id,
-  engines = { unpack(ARGV, candidates, candidates + engine_count - 1) },
-  warm = {},
-}
-local fleet = open_fleet(meta, nonce, tick_ms, learning_ms)
-local cap = caps(fleet, limits, tenant, demand.engines)
-local wanted, prefixes = 'cold', candidates + engine_count
-if prefixes <= #ARGV then
-  -- Warm is any engine that is known to hold one of the prefixes.
-  for _, name in ipairs(demand.engines) do
-    local evidence = redis.call('ZMSCORE', fleet.prefix .. 'evidence:' .. name, unpack(ARGV, prefixes))
-    for n = 1, #evidence do
-      if evidence[n] and tonumber(evidence[n]) > fleet.now then
-        demand.warm[#demand.warm + 1], wanted = name, 'warm'
-        break
-      end
-    end
-  end
-end
-
--- Mostly a lease is new, nobody waits and nothing ran out. No write before every pool has room: Lua does not
--- roll back.
-fleet.overdue = redis.call('ZCOUNT', total, '-inf', fleet.clock)
-local engine, class, blocked
-local quiet = cap and fleet.overdue + fleet.learning_ms + redis.call('EXISTS', record, waiting) == 0
-if quiet then
-  engine, class, blocked = seat(fleet, limits, cap, demand)
-  if engine then
-    local number = grant(fleet, demand, engine, class, provisional_ms)
-    save_fleet(fleet)
-    return { 'GRANTED', fleet.epoch, number, class, engine }
-  end
-end
-
--- From here on for all others: what is not needed before is not made before.
--- leave(prefix, lease, tenant, engine) -> boolean. gives all places of a lease back; false: it had none
---
--- Removal is the exactly-once test: whoever removes the member returned the capacity, nobody else can.
-local function leave(prefix, lease, tenant, engine)
-  local removed = redis.call('ZREM', prefix .. 'pool:total', lease)
-    + redis.call('ZREM', prefix .. 'pool:cold', lease)
-  if tenant and tenant ~= '' then
-    removed = removed + redis.call('ZREM', prefix .. 'pool:tenant:' .. tenant, lease)
-  end
-  if engine and engine ~= '' then
-    removed = removed + redis.call('ZREM', prefix .. 'pool:engine:' .. engine, lease)
-  end
-  redis.call('DEL', prefix .. 'lease:' .. lease)
-  return removed > 0
-end
--- named(names, values) -> list. name, value, name, value ...: what HSET and XADD take
-local function named(names, values)
-  local words = {}
-  for name in string.gmatch(names, '%S+') do
-    words[#words + 1] = name
-    words[#words + 1] = values[(#words + 1) / 2]
-  end
-  return words
-end
--- note(events, names, values) -> nothing. adds one entry to an event stream, which forgets its oldest
-local function note(events, names, values)
-  redis.call('XADD', events, 'MAXLEN', '~', 10000, '*', unpack(named(names, values)))
-end
--- settle(fleet, events, most) -> integer. drops overdue leases, `most` at a time, into the events
---
--- Overdue leases are counted by nobody, so how many are dropped decides only how tidy the sets are; the bound
--- keeps ten thousand holders that died together from making one request wait.
-local function settle(fleet, events, most)
-  local total = fleet.prefix .. 'pool:total'
-  local overdue = fleet.overdue or redis.call('ZCOUNT', total, '-inf', fleet.clock)
-  if overdue == 0 then
-    return 0
-  end
-  local leases = redis.call('ZRANGEBYSCORE', total, '-inf', fleet.clock, 'LIMIT', 0, most)
-  fleet.freed = fleet.freed or {}
-  for _, lease in ipairs(leases) do
-    local record = fleet.prefix .. 'lease:' .. lease
-    local fields = redis.call('HMGET', record, 'tenant', 'engine', 'holder', 'class', 'acquired_at')
-    local tenant, engine, holder, class, acquired_at = unpack(fields)
-    leave(fleet.prefix, lease, tenant, engine)
-    fleet.freed[tenant or ''] = fleet.freed[tenant or ''] or 'places'
-    local age_ms = math.max(0, fleet.wall - (tonumber(acquired_at) or fleet.wall))
-    local facts = { 'reclaimed', lease, tenant or '', holder or '', class or '', engine or '', age_ms }
-    note(events, 'kind lease tenant holder class engine age_ms', facts)
-  end
-  -- While many are left, the other pools hold many that ran out, too.
-  fleet.crowded = overdue > #leases
-  return #leases
 end
 -- waiter(fleet, lease, read) -> demand or nil. one who stands in line, as it joined
 --
@@ -404,14 +466,10 @@ local function ticks(fleet, holder)
 end
 -- put(key, score, member) -> nothing. adds to one of the line's sorted sets, or moves what is there
 --
--- Up to 128 short members are one piece of memory to Redis, read from its front: a write among a hundred
--- costs five times what it costs among ten thousand. One member of more than 64 bytes makes the set a tree,
--- and a tree it stays while it has members.
+-- A set of some size is made a tree.
 local function put(key, score, member)
   if redis.call('ZADD', key, score, member) == 1 and redis.call('ZCARD', key) == 17 then
-    local long = string.rep('-', 65)
-    redis.call('ZADD', key, 0, long)
-    redis.call('ZREM', key, long)
+    tree(key)
   end
 end
 -- stand(fleet, limits, tenant, left) -> boolean. puts a tenant where it belongs in line; false: no one waits
@@ -429,7 +487,11 @@ local function stand(fleet, limits, tenant, left)
       local cap, pool = caps(fleet, limits, tenant, {}), 'tenant:' .. tenant
       local in_use = live(fleet, pool, 0)
       if cap and not full(fleet, cap, 'tenant', pool, cap.tenant) then
-        share = math.min(math.floor(in_use * 1024 / math.max(tonumber(cap.weight) or 1, 0.001)), 1048575)
+        local weight = cap.weight
+        if weight == nil then
+          weight = redis.call('HGET', limits, 'weight:' .. tenant)
+        end
+        share = math.min(math.floor(in_use * 1024 / math.max(tonumber(weight) or 1, 0.001)), 1048575)
       end
       waits = true
     end
@@ -553,9 +615,26 @@ local function dispatch(fleet, limits, provisional_ms, most)
   return complete
 end
 
+local fleet = open_fleet(meta, epoch, number, now, clock, wall, wall_text, left_ms, moved)
+fleet.overdue = overdue
+local demand = {
+  lease = lease,
+  holder = holder,
+  tenant = tenant,
+  request_id = request_id,
+  engines = { unpack(ARGV, candidates, prefixes - 1) },
+  warm = {},
+}
+for n, name in ipairs(demand.engines) do
+  if warm and warm[n] then
+    demand.warm[#demand.warm + 1] = name
+  end
+end
+local cap, blocked = caps(fleet, limits, tenant, demand.engines, found), nil
+
 local function queue_or_refuse(others)
   -- A pool that is shut (limit 0 for the tenant) has no next place to wait for.
-  if patience_ms > 0 and cap.tenant > 0 then
+  if tonumber(patience_ms) > 0 and cap.tenant > 0 then
     local queues = fleet.prefix .. 'line:queue:'
     local line_max, own_max = unpack(redis.call('HMGET', limits, 'line_max', 'line_max_per_tenant'))
     line_max, own_max = tonumber(line_max) or 0, tonumber(own_max) or 0
@@ -587,35 +666,35 @@ local function queue_or_refuse(others)
 end
 
 local function answer()
-  if quiet then
-    return queue_or_refuse(0)
-  end
-  settle(fleet, events, 32)
-  local looked_at_all = dispatch(fleet, limits, provisional_ms, 128)
-  -- The answer to an earlier call may have been lost: give it again rather than grant twice.
-  local expiry = redis.call('ZSCORE', total, lease)
-  if expiry and tonumber(expiry) > fleet.now then
-    local number, as, where = unpack(redis.call('HMGET', record, 'grant', 'class', 'engine'))
-    if where then
-      lengthen(fleet, lease, tenant, where, provisional_ms)
-      return { 'GRANTED', fleet.epoch, tonumber(number) or 0, as, where }
+  local looked_at_all = true
+  if not quiet then
+    settle(fleet, prefix .. 'events', 32)
+    looked_at_all = dispatch(fleet, limits, provisional_ms, 128)
+    -- The answer to an earlier call may have been lost: give it again rather than grant twice.
+    local expiry = redis.call('ZSCORE', total, lease)
+    if expiry and tonumber(expiry) > fleet.now then
+      local earlier, as, where = unpack(redis.call('HMGET', record, 'grant', 'class', 'engine'))
+      if where then
+        lengthen(fleet, lease, tenant, where, provisional_ms)
+        return { 'GRANTED', epoch, tonumber(earlier) or 0, as, where }
+      end
     end
   end
-  if fleet.learning_ms > 0 then
-    return { 'LEARNING', fleet.epoch, fleet.grant, fleet.learning_ms }
+  if left_ms > 0 then
+    return { 'LEARNING', epoch, fleet.grant, left_ms }
   elseif not cap then
-    return { 'CLOSED', fleet.epoch, fleet.grant }
+    return { 'CLOSED', epoch, fleet.grant }
   end
-  local others = fleet.waiting > 0 and redis.call('HLEN', waiting) or 0
+  local others = not quiet and fleet.waiting > 0 and redis.call('HLEN', waiting) or 0
   if others > 0 and redis.call('HEXISTS', waiting, lease) == 1 then
-    return { 'QUEUED', fleet.epoch, fleet.grant, others }
+    return { 'QUEUED', epoch, fleet.grant, others }
   end
+  local engine, class
   engine, class, blocked = seat(fleet, limits, cap, demand)
   -- Whoever still waits could not be granted just now. Of those not looked at, this tenant's go first.
-  local queue = fleet.prefix .. 'line:queue:' .. wanted .. ':' .. tenant
+  local queue = prefix .. 'line:queue:' .. wanted .. ':' .. tenant
   if engine and (looked_at_all or redis.call('EXISTS', queue) == 0) then
-    local number = grant(fleet, demand, engine, class, provisional_ms)
-    return { 'GRANTED', fleet.epoch, number, class, engine }
+    return { 'GRANTED', epoch, grant(fleet, demand, engine, class, provisional_ms), class, engine }
   end
   blocked = blocked or { name = 'line', live = others, limit = others }
   return queue_or_refuse(others)

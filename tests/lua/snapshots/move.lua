@@ -28,49 +28,59 @@
     GONE   epoch  grant
 ]]
 
--- open_fleet(meta, nonce, tick_ms, learning_ms) -> fleet. moves the lease clock, or starts an epoch
+-- read_clock(meta, nonce, tick_ms, learning_ms) -> values. moves the lease clock on, or starts an epoch
+--
+-- In this order: epoch, grant, now, clock, wall, wall_text, learning_ms, moved. The first half of a script
+-- has them as they are; for what is shared by all scripts `open_fleet` makes a table of them.
 --
 -- The lease clock advances by at most two ticks from one script to the next, and never backwards. A wall
 -- clock that is stepped, a Redis that was paused, restarted or replaced, and an outage of any length can
 -- therefore age leases by two ticks at the most; while anybody calls, it runs at wall speed.
--- What moved is written by save_fleet, with which every script ends. `clock` and `wall_text` are `now` and
--- `wall` as text: Redis would print a number anew for each command that takes it.
-local function open_fleet(meta, nonce, tick_ms, learning_ms)
+-- `clock` and `wall_text` are `now` and `wall` as text: Redis would print a number anew for each command that
+-- takes it. What moved is for the caller to write. Whoever finds no clock starts an epoch.
+local function read_clock(meta, nonce, tick_ms, learning_ms)
   local time = redis.call('TIME')
-  local ms = math.floor(time[2] / 1000)
-  local wall = time[1] * 1000 + ms
-  local epoch, clock, last, learning_until, grant =
-    unpack(redis.call('HMGET', meta, 'epoch', 'clock', 'last', 'learning_until', 'grant'))
-  local prefix, now, before = string.sub(meta, 1, -5), tonumber(clock), tonumber(last)
-  local known = epoch and now and before
-  local wall_text, moved = last, not known or wall ~= before
+  local us = time[2] + 0
+  local wall = time[1] * 1000 + (us - us % 1000) / 1000
+  local found = redis.call('HMGET', meta, 'clock', 'last', 'grant', 'epoch', 'learning_until')
+  local clock, last, grant, epoch, learning_until = found[1], found[2], found[3], found[4], found[5]
+  local now = tonumber(clock)
+  local before = clock == last and now or tonumber(last)
 
-  if not known then
+  if not (epoch and now and before) then
     -- The data is gone or never was: grant nothing until every holder had time to say what it runs. Leases
     -- that survived the loss of this one key must not outlive the new clock, whatever the wall clock says.
-    local top = redis.call('ZREVRANGE', prefix .. 'pool:total', 0, 0, 'WITHSCORES')[2]
+    local total = string.sub(meta, 1, -5) .. 'pool:total'
+    local top = redis.call('ZREVRANGE', total, 0, 0, 'WITHSCORES')[2]
     now = math.max(wall, top and tonumber(top) - 6 * tick_ms or 0)
-    epoch, learning_until, grant = nonce, now + learning_ms, 0
-    redis.call('HSET', meta, 'schema', 1, 'epoch', epoch, 'grant', grant, 'tick_ms', tick_ms)
-    redis.call('HSET', meta, 'learning_until', learning_until)
+    epoch, learning_until, grant, before = nonce, now + learning_ms, 0, nil
+    -- What each script reads and writes comes first: Redis looks through a small hash from its front.
+    redis.call('HSET', meta, 'clock', now, 'last', wall, 'grant', grant, 'epoch', epoch)
+    redis.call('HSET', meta, 'learning_until', learning_until, 'tick_ms', tick_ms, 'schema', 1)
   elseif wall > before then
     now = now + math.min(wall - before, 2 * tick_ms)
   end
-  if moved then
-    wall_text = time[1] .. string.format('%03d', ms)
-    clock = now == wall and wall_text or string.format('%.0f', now)
+  local wall_text, left = last, (tonumber(learning_until) or 0) - now
+  if wall ~= before then
+    wall_text = string.format('%d', wall)
+    clock = now == wall and wall_text or string.format('%d', now)
   end
-
+  return epoch, tonumber(grant) or 0, now, clock, wall, wall_text, left > 0 and left or 0, wall ~= before
+end
+-- open_fleet(meta, epoch, grant, now, clock, wall, wall_text, learning_ms, moved) -> fleet. a table
+--
+-- Takes what `read_clock` found. Whoever opens it ends with `save_fleet`, which writes what moved.
+local function open_fleet(meta, epoch, grant, now, clock, wall, wall_text, learning_ms, moved)
   return {
     meta = meta,
-    prefix = prefix,
-    wall = wall,
-    wall_text = wall_text,
+    prefix = string.sub(meta, 1, -5),
+    epoch = epoch,
+    grant = grant,
     now = now,
     clock = clock,
-    epoch = epoch,
-    grant = tonumber(grant) or 0,
-    learning_ms = math.max(0, (tonumber(learning_until) or 0) - now),
+    wall = wall,
+    wall_text = wall_text,
+    learning_ms = learning_ms,
     -- Many scripts share a millisecond; those that find the clock right write nothing.
     moved = moved,
     caps = {},
@@ -157,12 +167,13 @@ local function live(fleet, pool, enough)
   end
   return count
 end
--- caps(fleet, limits, tenant, engines) -> caps or nil. the limits in force for a tenant; nil: there are none
+-- caps(fleet, limits, tenant, engines, read) -> caps or nil. the limits in force; nil: there are none
 --
 -- Each is read once per script, those of `engines` with the first tenant's. `shadow` lists kinds of
 -- pools (total, cold, tenant, engine) whose limits are only watched: they stay there for people to see and
--- admit everybody, so operators can learn a number before they enforce it.
-local function caps(fleet, limits, tenant, engines)
+-- admit everybody, so operators can learn a number before they enforce it. `read` is what the caller has read
+-- already, all but the weight, which `stand` then asks for.
+local function caps(fleet, limits, tenant, engines, read)
   local first, own, weight = fleet.cap, 'tenant:' .. tenant, 'weight:' .. tenant
   if fleet.caps[tenant] then
     return fleet.caps[tenant]
@@ -180,11 +191,15 @@ local function caps(fleet, limits, tenant, engines)
       engines = first.engines,
     }
   else
-    local asked = { own, weight }
-    for n = 1, #engines do
-      asked[n + 2] = 'engine:' .. engines[n]
+    local found = read
+    if not found then
+      local asked = { own }
+      for n = 1, #engines do
+        asked[n + 1] = 'engine:' .. engines[n]
+      end
+      asked[#asked + 1] = weight
+      found = redis.call('HMGET', limits, 'total', 'cold', 'tenant_default', 'shadow', unpack(asked))
     end
-    local found = redis.call('HMGET', limits, 'total', 'cold', 'tenant_default', 'shadow', unpack(asked))
     if not found[1] then
       return nil
     end
@@ -195,12 +210,12 @@ local function caps(fleet, limits, tenant, engines)
       cold = tonumber(found[2]) or 0,
       default = default,
       tenant = tonumber(found[5]) or default,
-      weight = found[6],
+      weight = found[#engines + 6],
       shadow = shadow and shadow ~= '' and ' ' .. string.gsub(shadow, '[^a-z]', ' ') .. ' ',
       engines = {},
     }
     for n = 1, #engines do
-      cap.engines[engines[n]] = tonumber(found[n + 6]) or math.huge
+      cap.engines[engines[n]] = tonumber(found[n + 5]) or math.huge
     end
     fleet.cap = cap
   end
@@ -260,38 +275,43 @@ local function seat(fleet, limits, cap, demand)
   end
   return engine, 'cold'
 end
--- grant(fleet, demand, engine, class, provisional_ms) -> integer. writes the places and record of a permit
-local function grant(fleet, demand, engine, class, provisional_ms)
-  local prefix, lease = fleet.prefix, demand.lease
-  local pools, expiry = prefix .. 'pool:', string.format('%.0f', fleet.now + provisional_ms)
-  redis.call('ZADD', pools .. 'total', expiry, lease)
-  redis.call('ZADD', pools .. 'tenant:' .. demand.tenant, expiry, lease)
-  redis.call('ZADD', pools .. 'engine:' .. engine, expiry, lease)
-  if class == 'cold' then
-    redis.call('ZADD', pools .. 'cold', expiry, lease)
-  end
-  fleet.grant = fleet.grant + 1
-  fleet.granted = string.format('%.0f', fleet.grant)
+-- write_record(record, request_id, tenant, class, engine, holder, acquired_at, grant) -> nothing. facts
+local function write_record(record, request_id, tenant, class, engine, holder, acquired_at, grant)
   redis.call(
     'HSET',
-    prefix .. 'lease:' .. lease,
+    record,
     'request_id',
-    demand.request_id,
+    request_id,
     'tenant',
-    demand.tenant,
+    tenant,
     'class',
     class,
     'engine',
     engine,
     'holder',
-    demand.holder,
+    holder,
     'phase',
     'granted',
     'acquired_at',
-    fleet.wall_text,
+    acquired_at,
     'grant',
-    fleet.granted
+    grant
   )
+end
+-- grant(fleet, demand, engine, class, provisional_ms) -> integer. writes the places and record of a permit
+local function grant(fleet, demand, engine, class, provisional_ms)
+  local prefix, lease, tenant = fleet.prefix, demand.lease, demand.tenant
+  local pools, expiry = prefix .. 'pool:', string.format('%d', fleet.now + provisional_ms)
+  redis.call('ZADD', pools .. 'total', expiry, lease)
+  redis.call('ZADD', pools .. 'tenant:' .. tenant, expiry, lease)
+  redis.call('ZADD', pools .. 'engine:' .. engine, expiry, lease)
+  if class == 'cold' then
+    redis.call('ZADD', pools .. 'cold', expiry, lease)
+  end
+  fleet.grant = fleet.grant + 1
+  fleet.granted = string.format('%d', fleet.grant)
+  local record, at, number = prefix .. 'lease:' .. lease, fleet.wall_text, fleet.granted
+  write_record(record, demand.request_id, tenant, class, engine, demand.holder, at, number)
   return fleet.grant
 end
 -- waiter(fleet, lease, read) -> demand or nil. one who stands in line, as it joined
@@ -347,16 +367,21 @@ local function ticks(fleet, holder)
   end
   return known
 end
--- put(key, score, member) -> nothing. adds to one of the line's sorted sets, or moves what is there
+-- tree(key) -> nothing. makes a sorted set a tree, which it stays while it has members
 --
 -- Up to 128 short members are one piece of memory to Redis, read from its front: a write among a hundred
--- costs five times what it costs among ten thousand. One member of more than 64 bytes makes the set a tree,
--- and a tree it stays while it has members.
+-- costs five times what it costs among ten thousand. One member of more than 64 bytes makes the set a tree.
+local function tree(key)
+  local long = string.rep('-', 65)
+  redis.call('ZADD', key, 0, long)
+  redis.call('ZREM', key, long)
+end
+-- put(key, score, member) -> nothing. adds to one of the line's sorted sets, or moves what is there
+--
+-- A set of some size is made a tree.
 local function put(key, score, member)
   if redis.call('ZADD', key, score, member) == 1 and redis.call('ZCARD', key) == 17 then
-    local long = string.rep('-', 65)
-    redis.call('ZADD', key, 0, long)
-    redis.call('ZREM', key, long)
+    tree(key)
   end
 end
 -- stand(fleet, limits, tenant, left) -> boolean. puts a tenant where it belongs in line; false: no one waits
@@ -374,7 +399,11 @@ local function stand(fleet, limits, tenant, left)
       local cap, pool = caps(fleet, limits, tenant, {}), 'tenant:' .. tenant
       local in_use = live(fleet, pool, 0)
       if cap and not full(fleet, cap, 'tenant', pool, cap.tenant) then
-        share = math.min(math.floor(in_use * 1024 / math.max(tonumber(cap.weight) or 1, 0.001)), 1048575)
+        local weight = cap.weight
+        if weight == nil then
+          weight = redis.call('HGET', limits, 'weight:' .. tenant)
+        end
+        share = math.min(math.floor(in_use * 1024 / math.max(tonumber(weight) or 1, 0.001)), 1048575)
       end
       waits = true
     end
@@ -493,7 +522,7 @@ local meta, limits, total, record, events = KEYS[1], KEYS[2], KEYS[3], KEYS[4], 
 local nonce, tick_ms, learning_ms = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 local provisional_ms, lease, engines = tonumber(ARGV[4]), ARGV[5], { unpack(ARGV, 6) }
 
-local fleet = open_fleet(meta, nonce, tick_ms, learning_ms)
+local fleet = open_fleet(meta, read_clock(meta, nonce, tick_ms, learning_ms))
 settle(fleet, events, 32)
 
 local function answer()

@@ -22,49 +22,59 @@
     WITNESSED  epoch  grant  kept
 ]]
 
--- open_fleet(meta, nonce, tick_ms, learning_ms) -> fleet. moves the lease clock, or starts an epoch
+-- read_clock(meta, nonce, tick_ms, learning_ms) -> values. moves the lease clock on, or starts an epoch
+--
+-- In this order: epoch, grant, now, clock, wall, wall_text, learning_ms, moved. The first half of a script
+-- has them as they are; for what is shared by all scripts `open_fleet` makes a table of them.
 --
 -- The lease clock advances by at most two ticks from one script to the next, and never backwards. A wall
 -- clock that is stepped, a Redis that was paused, restarted or replaced, and an outage of any length can
 -- therefore age leases by two ticks at the most; while anybody calls, it runs at wall speed.
--- What moved is written by save_fleet, with which every script ends. `clock` and `wall_text` are `now` and
--- `wall` as text: Redis would print a number anew for each command that takes it.
-local function open_fleet(meta, nonce, tick_ms, learning_ms)
+-- `clock` and `wall_text` are `now` and `wall` as text: Redis would print a number anew for each command that
+-- takes it. What moved is for the caller to write. Whoever finds no clock starts an epoch.
+local function read_clock(meta, nonce, tick_ms, learning_ms)
   local time = redis.call('TIME')
-  local ms = math.floor(time[2] / 1000)
-  local wall = time[1] * 1000 + ms
-  local epoch, clock, last, learning_until, grant =
-    unpack(redis.call('HMGET', meta, 'epoch', 'clock', 'last', 'learning_until', 'grant'))
-  local prefix, now, before = string.sub(meta, 1, -5), tonumber(clock), tonumber(last)
-  local known = epoch and now and before
-  local wall_text, moved = last, not known or wall ~= before
+  local us = time[2] + 0
+  local wall = time[1] * 1000 + (us - us % 1000) / 1000
+  local found = redis.call('HMGET', meta, 'clock', 'last', 'grant', 'epoch', 'learning_until')
+  local clock, last, grant, epoch, learning_until = found[1], found[2], found[3], found[4], found[5]
+  local now = tonumber(clock)
+  local before = clock == last and now or tonumber(last)
 
-  if not known then
+  if not (epoch and now and before) then
     -- The data is gone or never was: grant nothing until every holder had time to say what it runs. Leases
     -- that survived the loss of this one key must not outlive the new clock, whatever the wall clock says.
-    local top = redis.call('ZREVRANGE', prefix .. 'pool:total', 0, 0, 'WITHSCORES')[2]
+    local total = string.sub(meta, 1, -5) .. 'pool:total'
+    local top = redis.call('ZREVRANGE', total, 0, 0, 'WITHSCORES')[2]
     now = math.max(wall, top and tonumber(top) - 6 * tick_ms or 0)
-    epoch, learning_until, grant = nonce, now + learning_ms, 0
-    redis.call('HSET', meta, 'schema', 1, 'epoch', epoch, 'grant', grant, 'tick_ms', tick_ms)
-    redis.call('HSET', meta, 'learning_until', learning_until)
+    epoch, learning_until, grant, before = nonce, now + learning_ms, 0, nil
+    -- What each script reads and writes comes first: Redis looks through a small hash from its front.
+    redis.call('HSET', meta, 'clock', now, 'last', wall, 'grant', grant, 'epoch', epoch)
+    redis.call('HSET', meta, 'learning_until', learning_until, 'tick_ms', tick_ms, 'schema', 1)
   elseif wall > before then
     now = now + math.min(wall - before, 2 * tick_ms)
   end
-  if moved then
-    wall_text = time[1] .. string.format('%03d', ms)
-    clock = now == wall and wall_text or string.format('%.0f', now)
+  local wall_text, left = last, (tonumber(learning_until) or 0) - now
+  if wall ~= before then
+    wall_text = string.format('%d', wall)
+    clock = now == wall and wall_text or string.format('%d', now)
   end
-
+  return epoch, tonumber(grant) or 0, now, clock, wall, wall_text, left > 0 and left or 0, wall ~= before
+end
+-- open_fleet(meta, epoch, grant, now, clock, wall, wall_text, learning_ms, moved) -> fleet. a table
+--
+-- Takes what `read_clock` found. Whoever opens it ends with `save_fleet`, which writes what moved.
+local function open_fleet(meta, epoch, grant, now, clock, wall, wall_text, learning_ms, moved)
   return {
     meta = meta,
-    prefix = prefix,
-    wall = wall,
-    wall_text = wall_text,
+    prefix = string.sub(meta, 1, -5),
+    epoch = epoch,
+    grant = grant,
     now = now,
     clock = clock,
-    epoch = epoch,
-    grant = tonumber(grant) or 0,
-    learning_ms = math.max(0, (tonumber(learning_until) or 0) - now),
+    wall = wall,
+    wall_text = wall_text,
+    learning_ms = learning_ms,
     -- Many scripts share a millisecond; those that find the clock right write nothing.
     moved = moved,
     caps = {},
@@ -83,7 +93,7 @@ local meta, evidence = KEYS[1], KEYS[2]
 local nonce, tick_ms, learning_ms = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 local keep_ms, most, prefixes = tonumber(ARGV[4]), tonumber(ARGV[5]), { unpack(ARGV, 6) }
 
-local fleet = open_fleet(meta, nonce, tick_ms, learning_ms)
+local fleet = open_fleet(meta, read_clock(meta, nonce, tick_ms, learning_ms))
 redis.call('ZREMRANGEBYSCORE', evidence, '-inf', fleet.now)
 for i = 1, #prefixes, 2 do
   if prefixes[i + 1] == '1' then
