@@ -30,20 +30,29 @@ class Flusher:
         self._timer: asyncio.TimerHandle | None = None
         self._flushing: asyncio.Task[None] | None = None
         self._begun_s = 0.0
+        self._stopped = False
 
     def soon(self) -> None:
         """Flush at once, or soon after the last time. Called in the owners' loop; never waits."""
-        if self._timer is None and self._flushing is None:
+        if self._stopped:
+            self._lane.wake()
+        elif self._timer is None and self._flushing is None:
             gap_s = self._begun_s + GATHER_S - monotonic()
-            self._timer = asyncio.get_running_loop().call_later(max(0.0, gap_s), self._begin)
+            if gap_s > 0:
+                self._timer = asyncio.get_running_loop().call_later(gap_s, self._begin)
+            else:
+                # The task starts in the next turn: what ends in this one goes along.
+                self._begin()
 
     async def stop(self) -> None:
         """End what is under way; what is left, and what comes, is the ticker's."""
+        # What is under way would begin anew at its end, behind the back of whoever closes the connection.
+        self._stopped = True
         self._outbox.on_filled = self._lane.wake
-        if self._flushing is not None:
-            await self._flushing
         if self._timer is not None:
             self._timer.cancel()
+        if self._flushing is not None:
+            await self._flushing
         self._lane.wake()
 
     def _begin(self) -> None:

@@ -106,6 +106,16 @@ def test_a_meta_record_that_lost_what_the_clock_needs_starts_an_epoch(fleet: Raw
     assert fleet.acquire("a")[0] == "LEARNING"
 
 
+@pytest.mark.parametrize("field", ["epoch", "clock"])
+def test_a_release_that_finds_no_clock_starts_an_epoch_too(fleet: RawFleet, field: str) -> None:
+    fleet.acquire("a")
+    before = fleet.meta("epoch")
+    fleet.client.hdel(fleet.keys.meta, field)
+    assert fleet.release("a")[3] == 1
+    assert fleet.meta("epoch") not in (before, None)
+    assert fleet.acquire("b")[0] == "LEARNING"
+
+
 def test_a_lost_grant_number_or_window_harms_nobody(fleet: RawFleet) -> None:
     fleet.acquire("a")
     fleet.client.hdel(fleet.keys.meta, "grant", "learning_until", "tick_ms", "schema")

@@ -53,8 +53,9 @@ if waiting == 0 and not odd then
   -- Nothing depends on the time: the clock is left to whoever ticks or acquires. One that is no number makes
   -- the count an error, which is not 0.
   local found = call('HMGET', meta, 'clock', 'grant', 'epoch')
-  if found[3] and redis.pcall('ZCOUNT', total, '-inf', found[1] or '') == 0 then
-    return { 'RELEASED', found[3], tonumber(found[2]) or 0, returned }
+  local clock, epoch = found[1], found[3]
+  if clock and epoch and redis.pcall('ZCOUNT', total, '-inf', clock) == 0 then
+    return { 'RELEASED', epoch, tonumber(found[2]) or 0, returned }
   end
 end
 
