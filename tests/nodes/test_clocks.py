@@ -40,7 +40,7 @@ TOTAL: Final = 4
 STREAM: Final = Stream(tokens=None, gap_s=0.05)
 BUDGETS: Final = {"first_token_ms": 60_000, "idle_ms": 60_000, "stall_ms": 60_000, "total_ms": 120_000}
 # The same scripts with the lease clock following the wall clock wherever it goes forward.
-UNCLAMPED: Final = {"lua/includes/open_fleet.lua": (r"math\.min\(([^\n]*), 2 \* tick_ms\)", r"\1")}
+UNCLAMPED: Final = {"lua/includes/read_clock.lua": (r"math\.min\(([^\n]*), 2 \* tick_ms\)", r"\1")}
 
 
 @pytest.fixture
