@@ -57,7 +57,6 @@ class Head(msgspec.Struct):
     method: str
     path: str
     query: str
-    http10: bool
     forward: RawHeaders
     credentials: list[bytes] = []
     api_keys: list[bytes] = []
@@ -65,7 +64,6 @@ class Head(msgspec.Struct):
     content_encoding: bytes = b""
     content_length: int | None = None
     chunked: bool = False
-    expects_continue: bool = False
     client_request_id: str = ""
     colder: bool = False
     patience_ms: int = PATIENCE_MS_MAX
@@ -84,7 +82,6 @@ def read_head(scope: Scope) -> Head:
         scope["method"],
         scope["raw_path"].decode("latin-1"),
         public_query(query.decode("latin-1")) if query else "",
-        scope["http_version"] == "1.0",
         forward,
     )
     headers: RawHeaders = scope["headers"]
@@ -125,10 +122,6 @@ def _read_transfer_encoding(head: Head, value: bytes) -> None:
     head.chunked = True
 
 
-def _read_expect(head: Head, value: bytes) -> None:
-    head.expects_continue = value.strip().lower() == b"100-continue"
-
-
 def _read_class(head: Head, value: bytes) -> None:
     head.colder = value.strip().lower() == b"cold"
 
@@ -152,7 +145,6 @@ _READ: Final[dict[bytes, _Read]] = {
     b"content-encoding": _read_content_encoding,
     b"content-length": _read_content_length,
     b"transfer-encoding": _read_transfer_encoding,
-    b"expect": _read_expect,
     b"tenure-class": _read_class,
     b"tenure-patience-ms": _read_patience,
     b"connection": _read_later,

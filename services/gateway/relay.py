@@ -91,11 +91,9 @@ class Stream:
                 headers.append((b"x-accel-buffering", b"no"))
             if b"cache-control" not in names:
                 headers.append((b"cache-control", b"no-cache"))
-        has_body = trip.head.method != "HEAD" and reply.status not in BODILESS
         trip.status = reply.status
         trip.head_sent = True
-        unframed = trip.head.http10 and has_body and b"content-length" not in names
-        trip.wire.start(reply.status, headers, unframed=unframed)
+        trip.wire.start(reply.status, headers)
 
     def _take(self, chunk: bytes) -> bool:
         """Pass a chunk on in the call that brought it; False: the client must be waited for."""

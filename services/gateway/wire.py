@@ -27,23 +27,19 @@ def _nothing() -> None:
 class Exit:
     """A connection's transport as replies use it: closing it lets the client read what was written."""
 
-    __slots__ = ("flow", "is_closing", "leave", "transport", "write")
+    __slots__ = ("close", "flow", "is_closing", "transport", "write")
 
     def __init__(self, transport: asyncio.Transport, flow: FlowControl, leave: Callable[[], None]) -> None:
         """`leave` closes the connection."""
         self.transport = transport
         self.flow = flow
-        self.leave = leave
+        self.close = leave
         self.write = transport.write
         self.is_closing = transport.is_closing
 
-    def close(self) -> None:
-        """Leave."""
-        self.leave()
-
     def let_go(self) -> None:
         """Forget the connection, which is lost."""
-        self.leave = _nothing
+        self.close = _nothing
 
 
 class Wire:
@@ -125,23 +121,23 @@ class Wire:
         if self._exit.flow.write_paused and not self._cycle.disconnected:
             await self._exit.flow.drain()
 
-    def start(self, status: int, headers: Sequence[tuple[bytes, bytes]], *, unframed: bool = False) -> None:
+    def start(self, status: int, headers: Sequence[tuple[bytes, bytes]]) -> None:
         """Begin the reply; its head goes out with what follows it, or by `flush`.
 
-        Names are in lower case, and both names and values fit for a head: nothing is checked here. Without a
-        Content-Length the body goes out in chunks, or `unframed`: it ends with the connection, because
-        HTTP/1.0 knows no chunks.
+        Names are in lower case, and both names and values fit for a head: nothing is checked here. A body
+        without a Content-Length goes out in chunks, or ends with the connection: HTTP/1.0 knows no chunks.
         """
         cycle, fields = self._cycle, dict(headers)
         cycle.response_started = True
         cycle.waiting_for_100_continue = False
         self._has_body = cycle.scope["method"] != "HEAD" and status not in BODILESS
-        self._unframed = unframed
-        cycle.chunked_encoding = self._has_body and not unframed and b"content-length" not in fields
+        is_open_ended = self._has_body and b"content-length" not in fields
+        self._unframed = is_open_ended and cycle.scope["http_version"] == "1.0"
+        cycle.chunked_encoding = is_open_ended and not self._unframed
         lines = [b": ".join(header) for header in headers]
         if cycle.chunked_encoding:
             lines.append(b"transfer-encoding: chunked")
-        if unframed or fields.get(b"connection") == b"close":
+        if self._unframed or fields.get(b"connection") == b"close":
             cycle.keep_alive = False
         if not cycle.keep_alive and b"connection" not in fields:
             lines.append(b"connection: close")
@@ -184,10 +180,8 @@ class Wire:
 
     def cut(self) -> None:
         """End the connection without ending the reply, so that the client sees it is not whole."""
-        cycle, transport = self._cycle, self._exit.transport
-        if transport.is_closing():
-            cycle.disconnected = True
-        else:
+        transport = self._exit.transport
+        if not transport.is_closing():
             self.flush()
             if self._unframed or self.is_behind:
                 # A closing FIN would look like the end of an unframed body; a full buffer would never empty.
@@ -196,4 +190,4 @@ class Wire:
                 transport.close()
                 asyncio.get_running_loop().call_later(_FLUSH_S, transport.abort)
         # Uvicorn takes a reply that nobody ends for a defect, unless its client is gone.
-        cycle.disconnected = True
+        self._cycle.disconnected = True

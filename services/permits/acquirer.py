@@ -171,7 +171,6 @@ class Acquirer:
             if not lane.up.is_set():
                 # It went while this one waited for its turn.
                 await _verdict(lane)
-            is_late = True
             for _ in range(ASKED_WHEN_LATE):
                 # A lease that this call is granted begins later.
                 sent_s = monotonic()

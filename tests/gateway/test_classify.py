@@ -15,9 +15,9 @@ JSON = b"application/json"
 
 def head(content_type: bytes = JSON, *, query: str = "", path: str = "/v1/x", **fields: Any) -> Head:
     facts: dict[str, Any] = {
-        "method": "POST", "path": path, "query": query, "http10": False, "forward": [], "credentials": [],
+        "method": "POST", "path": path, "query": query, "forward": [], "credentials": [],
         "api_keys": [], "content_type": content_type, "content_encoding": b"", "content_length": None,
-        "chunked": False, "expects_continue": False, "client_request_id": "", "colder": False,
+        "chunked": False, "client_request_id": "", "colder": False,
         "patience_ms": 0,
     }  # fmt: skip
     return Head(**facts | fields)

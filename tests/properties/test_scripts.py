@@ -32,6 +32,27 @@ MISTAKES: Final = {
         "not engine and blocked or full(fleet, cap, 'cold', 'cold', cap.cold)",
         "not engine and blocked",
     ),
+    "the quick way counts no total": ("acquire", "and in_total < (tonumber(found[1]) or 0)", ""),
+    "the quick way knows no quota": (
+        "acquire",
+        "and in_tenant < (tonumber(found[5] or found[3] or found[1]) or 0)",
+        "",
+    ),
+    "the quick way counts no cold place": (
+        "acquire",
+        "and (warm or in_cold < (tonumber(found[2]) or 0))",
+        "",
+    ),
+    "the quick way takes any engine": ("acquire", "if in_use < limit and (not least", "if (not least"),
+    "the quick way writes no cold place": ("acquire", "call('ZADD', cold, expiry, lease)", ""),
+    "the quick way grants a lease twice": (
+        "acquire",
+        "call('EXISTS', record, waiting) == 0",
+        "call('EXISTS', waiting) == 0",
+    ),
+    "the quick way takes what ran out for free": ("acquire", "overdue + left_ms", "left_ms"),
+    "a plain release keeps the cold place": ("release", "call('ZREM', cold, lease)", ""),
+    "a plain release keeps the record": ("release", "call('DEL', records .. lease)", ""),
     "a repeated call is granted anew": (
         "acquire",
         "if expiry and tonumber(expiry) > fleet.now then",
