@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -115,6 +116,9 @@ async def test_the_places_of_a_killed_gateway_come_back_and_so_does_the_gateway(
 
 async def test_a_stopped_gateway_finishes_its_streams_while_the_front_uses_the_other(stack: Stack) -> None:
     gateway = stack.container("gateway-2")
+    for name in ("gateway-1", "gateway-2"):
+        # One that another test has killed serves a moment before the front looks at it again.
+        await wait_until(partial(taken_by, stack, name, times=1), f"the front uses {name}", 5)
     with (
         await stream(stack.url("front"), tokens=200) as one,
         await stream(stack.url("front"), tokens=200) as two,
