@@ -8,6 +8,7 @@ A cancelled call can leave its reply in the connection for the next caller to re
 cancelled awaits these methods directly: see `gate.py` for how it is done.
 """
 
+from collections import defaultdict
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from typing import Any, Final, Literal
 
@@ -72,12 +73,23 @@ class Store(Ledger):
 
         `waiters` are the ids of those who stand in line; the answer says which of them do so no more.
         """
-        rest: list[Arg] = []
+        groups: defaultdict[tuple[str, str, str], list[Held]] = defaultdict(list)
         for held in leases:
-            marks = ("c" if held.cold else "") + ("n" if held.lease in news else "")
-            facts = f"{held.request_id} {held.class_} {held.phase} {held.acquired_at}"
-            rest += (held.lease, held.tenant, held.engine, marks, facts)
-        args: dict[str, Arg] = {"holder": holder, "lease_count": len(leases)}
+            groups[held.tenant, held.engine, "c" if held.cold else "-"].append(held)
+        rest: list[Arg] = []
+        facts: list[str] = []
+        for group, members in groups.items():
+            rest += (*group, len(members), *(held.lease for held in members))
+            facts += (f"{one.request_id} {one.class_} {one.phase} {one.acquired_at}" for one in members)
+        changed = [held for held in leases if held.lease in news]
+        for held in changed:
+            rest += (held.lease, held.phase)
+        args: dict[str, Arg] = {
+            "holder": holder,
+            "lease_count": len(leases),
+            "news_count": len(changed),
+            "facts": "\n".join(facts),
+        }
         answer: Ticked = await self._run("tick", self._named(fleet), args, [*rest, *waiters])
         return answer
 

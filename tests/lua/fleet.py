@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from itertools import islice
-from typing import TYPE_CHECKING, Any, Final
+from itertools import groupby, islice
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from redis.exceptions import NoScriptError
 
@@ -28,6 +28,16 @@ HOLDER: Final = "g1~a1"
 EPOCH, GRANT = 1, 2  # where every reply has them
 
 _ADVANCE: Final = "#!lua flags=allow-oom\nreturn redis.call('HINCRBY', KEYS[1], 'clock', ARGV[1])"
+
+
+class Lease(NamedTuple):
+    """One lease as its gateway tells of it in a tick; those of one group are sent together."""
+
+    id: str
+    group: tuple[str, str, str]  # tenant, engine, c or -
+    facts: str
+    phase: str
+    news: bool
 
 
 @dataclass(frozen=True)
@@ -138,10 +148,17 @@ class RawFleet:
             },
         )
 
-    def tick(self, *held: list[Arg], holder: str = HOLDER, waiters: Iterable[str] = ()) -> list[Any]:
+    def tick(self, *held: Lease, holder: str = HOLDER, waiters: Iterable[str] = ()) -> list[Any]:
         """Renew what `held` made, and ask what became of `waiters`."""
-        facts = [word for one in held for word in one]
-        return self.run("tick", *facts, *waiters, args={"holder": holder, "lease_count": len(held)})
+        groups: list[Arg] = []
+        for group, members in groupby(held, lambda one: one.group):
+            leases = [one.id for one in members]
+            groups += (*group, len(leases), *leases)
+        news = [word for one in held if one.news for word in (one.id, one.phase)]
+        facts = "\n".join(one.facts for one in held)
+        counts = {"lease_count": len(held), "news_count": len(news) // 2}
+        args = {"holder": holder, "facts": facts, **counts}
+        return self.run("tick", *groups, *news, *waiters, args=args)
 
     def downgrade(self, *leases: str) -> list[Any]:
         return self.run("downgrade", *leases)
@@ -253,7 +270,7 @@ def held(
     phase: str = "prefill",
     cold: bool = True,
     news: bool = False,
-) -> list[Arg]:
-    """Return the facts of one lease as its gateway sends them in a tick."""
-    marks = ("c" if cold else "") + ("n" if news else "")
-    return [lease, tenant, engine, marks, f"req-{lease} {class_} {phase} 1700000000000"]
+) -> Lease:
+    """Return one lease as its gateway tells of it in a tick."""
+    facts = f"req-{lease} {class_} {phase} 1700000000000"
+    return Lease(lease, (tenant, engine, "c" if cold else "-"), facts, phase, news)

@@ -68,6 +68,30 @@ def test_a_record_that_is_missing_is_written_again(fleet: RawFleet) -> None:
     assert fleet.record("b")["tenant"] == "acme"
 
 
+def test_each_record_that_is_missing_gets_its_own_facts(fleet: RawFleet) -> None:
+    """Leases go in groups, their facts line by line: whoever counts wrongly gives one the facts of another."""
+    leases = [
+        held("a"),
+        held("b"),
+        held("c", "other", phase="decode"),
+        held("d", engine="e2", class_="warm", cold=False),
+        held("e", news=True),
+        held("f", "other", phase="decode"),
+    ]
+    fleet.tick(*leases)
+    lost = "bdf"
+    before = {lease: fleet.record(lease) for lease in "abcdef"}
+    fleet.client.delete(*map(fleet.keys.lease, lost))
+    fleet.tick(*leases)
+    assert {lease: fleet.record(lease) for lease in "abcdef"} == before
+    facts = [before[lease] for lease in "abcdef"]
+    assert [one["request_id"] for one in facts] == [f"req-{lease}" for lease in "abcdef"]
+    assert [one["tenant"] for one in facts] == ["acme", "acme", "other", "acme", "acme", "other"]
+    assert [one["class"] for one in facts] == ["cold", "cold", "cold", "warm", "cold", "cold"]
+    assert [one["engine"] for one in facts] == ["e1", "e1", "e1", "e2", "e1", "e1"]
+    assert [one["phase"] for one in facts] == ["prefill", "prefill", "decode", "prefill", "prefill", "decode"]
+
+
 @pytest.mark.parametrize("field", ["tenant", "engine", "class", "acquired_at"])
 def test_a_record_that_lost_a_field_is_whole_again(fleet: RawFleet, field: str) -> None:
     fleet.acquire("a")

@@ -23,10 +23,13 @@
     4  ttl_ms       integer  how long each lease lasts from now
     5  provisional_ms  integer  how long a lease lasts that is handed on
     6  holder       string   name~nonce of the gateway process
-    7  lease_count  integer  how many of the rest are leases
-    8+ leases       string   five each: lease, tenant, engine, marks (c: the cold place is still held, n: the
-                             phase changed), and what only a lost record needs: request_id, class, phase,
-                             acquired_at (Unix ms) between blanks; then the ids of those who stand in line
+    7  lease_count  integer  how many leases there are
+    8  news_count   integer  how many of them changed their phase
+    9  facts        string   what only a lost record needs, a line for each lease, in their order:
+                             request_id, class, phase, acquired_at (Unix ms) between blanks
+    10+ groups      string   leases that have the same: tenant, engine, c (with cold places) or -, how many,
+                             and so many leases; then the news, two each: lease, phase; then the ids of
+                             those who stand in line
 
   RETURNS
     TICKED  epoch  grant  clock  learning_ms  gateways  missing  cut  granted  then so many of each, and more:
@@ -619,9 +622,8 @@ end
 local meta, limits, total, cold, gateways, events, draining =
   KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7]
 local nonce, tick_ms, learning_ms, ttl_ms = ARGV[1], tonumber(ARGV[2]), ARGV[3], tonumber(ARGV[4])
-local provisional_ms, holder, lease_count = ARGV[5], ARGV[6], tonumber(ARGV[7])
-local leases, width = 8, 5
-local waiters = leases + lease_count * width
+local provisional_ms, holder, lease_count, news_count = ARGV[5], ARGV[6], tonumber(ARGV[7]), ARGV[8]
+local facts, groups = ARGV[9], 10
 
 local fleet = open_fleet(meta, read_clock(meta, nonce, tick_ms, learning_ms))
 redis.call('HSET', meta, 'tick_ms', tick_ms)
@@ -639,29 +641,43 @@ if redis.call('SISMEMBER', draining, holder) == 1 then
   cut = { '*', 'drain' }
 end
 
--- Per pool, what ZADD takes: expiry, lease, expiry, lease ...
-local of_total, of_cold, of_tenant, of_engine = {}, {}, {}, {}
-local expiry = string.format('%.0f', fleet.now + ttl_ms)
-local function place(lists, name, lease)
-  local list = lists[name]
-  if list then
-    local n = #list
-    list[n + 1], list[n + 2] = expiry, lease
-  else
-    lists[name] = { expiry, lease }
+-- Per pool, what ZADD takes: expiry, lease, expiry, lease ... A whole record has eight fields, and a ninth when
+-- somebody ended the lease; who has another number of them is looked at below.
+local call, expiry = redis.call, string.format('%.0f', fleet.now + ttl_ms)
+local pools, records = fleet.prefix .. 'pool:', fleet.prefix .. 'lease:'
+local ids, of_total, of_cold, of_tenant, of_engine, odd = {}, {}, {}, {}, {}, {}
+local news, n = groups, 0
+while n < lease_count do
+  local tenant, engine, last = ARGV[news], ARGV[news + 1], news + 3 + ARGV[news + 3]
+  local of_this_tenant, of_this_engine = of_tenant[tenant], of_engine[engine]
+  if not of_this_tenant then
+    of_this_tenant = {}
+    of_tenant[tenant] = of_this_tenant
   end
-end
-local ids = {}
-for n = 1, lease_count do
-  local i = leases + (n - 1) * width
-  local lease = ARGV[i]
-  ids[n], of_total[2 * n - 1], of_total[2 * n] = lease, expiry, lease
-  place(of_tenant, ARGV[i + 1], lease)
-  place(of_engine, ARGV[i + 2], lease)
-  if string.find(ARGV[i + 3], 'c', 1, true) then
-    place(of_cold, 1, lease)
+  if not of_this_engine then
+    of_this_engine = {}
+    of_engine[engine] = of_this_engine
   end
+  local t, e, c = #of_this_tenant, #of_this_engine, ARGV[news + 2] == 'c' and #of_cold
+  for i = news + 4, last do
+    local lease = ARGV[i]
+    n, t, e = n + 1, t + 2, e + 2
+    ids[n] = lease
+    of_total[2 * n - 1], of_total[2 * n] = expiry, lease
+    of_this_tenant[t - 1], of_this_tenant[t] = expiry, lease
+    of_this_engine[e - 1], of_this_engine[e] = expiry, lease
+    if c then
+      of_cold[c + 1], of_cold[c + 2] = expiry, lease
+      c = c + 2
+    end
+    local fields = call('HLEN', records .. lease)
+    if fields ~= 8 then
+      odd[#odd + 1] = { n, fields, tenant, engine }
+    end
+  end
+  news = last + 1
 end
+local waiters = news + 2 * news_count
 
 if lease_count > 0 then
   -- Overdue is missing too: its place may have been granted to somebody else since.
@@ -677,45 +693,46 @@ if lease_count > 0 then
       note(events, 'kind lease holder', { 'reasserted', lease, holder })
     end
   end
-  if of_cold[1] and not renew(cold, of_cold[1]) then
-    redis.call('ZADD', cold, unpack(of_cold[1]))
+  if of_cold[1] and not renew(cold, of_cold) then
+    redis.call('ZADD', cold, unpack(of_cold))
   end
   for tenant, scored in pairs(of_tenant) do
-    local pool = fleet.prefix .. 'pool:tenant:' .. tenant
+    local pool = pools .. 'tenant:' .. tenant
     if not renew(pool, scored) then
       redis.call('ZADD', pool, unpack(scored))
     end
   end
   for engine, scored in pairs(of_engine) do
-    local pools = fleet.prefix .. 'pool:engine:'
-    if not renew(pools .. engine, scored) then
+    if not renew(pools .. 'engine:' .. engine, scored) then
       for n = 2, #scored, 2 do
         -- Where they differ, the lease has moved and the caller sent this before it heard: on one engine.
-        local known = redis.call('HGET', fleet.prefix .. 'lease:' .. scored[n], 'engine')
-        redis.call('ZADD', pools .. (known or engine), expiry, scored[n])
+        local known = redis.call('HGET', records .. scored[n], 'engine')
+        redis.call('ZADD', pools .. 'engine:' .. (known or engine), expiry, scored[n])
       end
     end
   end
 end
-for n, lease in ipairs(ids) do
-  local record, i = fleet.prefix .. 'lease:' .. lease, leases + (n - 1) * width
-  local fields, news = redis.call('HLEN', record), string.find(ARGV[i + 3], 'n', 1, true)
-  if fields < 8 or news then
-    local request_id, class, phase, acquired_at = string.match(ARGV[i + 4], '^(%S*) (%S+) (%S+) (%S+)$')
-    if fields < 8 then
-      -- A whole record has eight fields. One that lost any of them is written again.
-      local engine = redis.call('HGET', record, 'engine') or ARGV[i + 2]
-      local facts = { request_id, ARGV[i + 1], class, engine, holder, phase, acquired_at }
-      local names = 'request_id tenant class engine holder phase acquired_at'
-      redis.call('HSET', record, unpack(named(names, facts)))
-      redis.call('HSETNX', record, 'grant', 0)
-    end
-    redis.call('HSET', record, 'phase', phase)
-  end
-  if fields > 8 then
-    cut[#cut + 1] = lease
+local lines = {}
+for line in string.gmatch(odd[1] and facts or '', '[^\n]+') do
+  lines[#lines + 1] = line
+end
+for _, found in ipairs(odd) do
+  local n, fields, tenant, engine = unpack(found)
+  local record = records .. ids[n]
+  if fields < 8 then
+    -- One that lost any of its fields is written again.
+    local request_id, class, phase, acquired_at = string.match(lines[n], '^(%S*) (%S+) (%S+) (%S+)$')
+    local known = redis.call('HGET', record, 'engine') or engine
+    local values = { request_id, tenant, class, known, holder, phase, acquired_at }
+    redis.call('HSET', record, unpack(named('request_id tenant class engine holder phase acquired_at', values)))
+    redis.call('HSETNX', record, 'grant', 0)
+  else
+    cut[#cut + 1] = ids[n]
     cut[#cut + 1] = redis.call('HGET', record, 'cut')
   end
+end
+for i = news, waiters - 1, 2 do
+  redis.call('HSET', records .. ARGV[i], 'phase', ARGV[i + 1])
 end
 
 settle(fleet, events, 32)
