@@ -38,10 +38,15 @@ class Peer:
 
 
 def _sglang_router(folder: Path, engine_url: str, port: int) -> Sequence[str]:
+    """Start it as it comes: it looks for cached prefixes and writes lines about each request, as Tenure does."""
     del folder
     listen = ("--host", "127.0.0.1", "--port", str(port), "--prometheus-port", str(free_port()))
-    quiet = ("--policy", "round_robin", "--log-level", "warn")
-    return ("python", "-m", "sglang_router.launch_router", "--worker-urls", engine_url, *listen, *quiet)
+    return ("python", "-m", "sglang_router.launch_router", "--worker-urls", engine_url, *listen)
+
+
+def _sglang_router_bare(folder: Path, engine_url: str, port: int) -> Sequence[str]:
+    bare = ("--policy", "round_robin", "--log-level", "warn")
+    return (*_sglang_router(folder, engine_url, port), *bare)
 
 
 def _litellm(folder: Path, engine_url: str, port: int) -> Sequence[str]:
@@ -56,6 +61,7 @@ def _litellm(folder: Path, engine_url: str, port: int) -> Sequence[str]:
 
 PEERS: Final = (
     Peer("sglang-router", "sglang-router", _sglang_router),
+    Peer("sglang-router, no log", "sglang-router", _sglang_router_bare),
     Peer("LiteLLM", "litellm[proxy]", _litellm),
 )
 # Nothing of theirs looks anything up outside this machine.
@@ -85,7 +91,7 @@ async def start(stack: AsyncExitStack, folder: Path, engine_url: str) -> tuple[l
 
 
 def _home(peer: Peer) -> Path:
-    return HOME / peer.name.lower()
+    return HOME / peer.requirement.partition("[")[0]
 
 
 def _install(peer: Peer) -> None:
