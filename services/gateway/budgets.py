@@ -114,6 +114,15 @@ class Deadlines:
         self._push(now_s + self._idle_s if self._decoding else self._first_s, now_s)
         return now_s
 
+    def token(self) -> float:
+        """Do as `reading` does, for the next token while the engine is waited for; return now."""
+        now_s = monotonic()
+        # It only moves on: nothing wakes earlier.
+        self._gap_s = gap_s = now_s + self._idle_s
+        total_s = self._total_s
+        self._permit.renewed_until_s = (gap_s if gap_s < total_s else total_s) + self._grace_s  # noqa: FURB136
+        return now_s
+
     def sending(self) -> float:
         """Wait for the client from now on; return now."""
         now_s = monotonic()

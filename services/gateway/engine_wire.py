@@ -7,6 +7,8 @@ may serve another one, how much is held for a slow reader, and that every other 
 import asyncio
 import select
 from collections.abc import Callable, Coroutine
+from functools import partial
+from itertools import repeat
 from typing import Any, Final, Literal, Self, cast
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
@@ -145,6 +147,12 @@ class Reply:
             self._parser.feed_data(data)
         except (HttpParserError, HttpParserUpgrade) as error:
             self.fail(f"sent a bad reply: {error}")
+        if pieces and self._pass_on is not None and not self.is_whole:
+            # Nothing was held: all of it has just come. This is the way of each token.
+            if self._pass_on(pieces[0] if len(pieces) == 1 else b"".join(pieces)):
+                pieces.clear()
+                self._silent_bytes = 0
+                return
         if self.is_whole and len(pieces) > self._whole:
             # Of another reply, or of the body that a reply to a HEAD does not have.
             del pieces[self._whole :]
@@ -158,12 +166,6 @@ class Reply:
             self.fail(f"sent {self._silent_bytes} bytes without a byte of a body")
         elif self._held >= HELD_BYTES and self._connection is not None:
             self._connection.pause_reading()
-        elif self._pass_on is not None and self._pieces and not self.is_whole and self._broken is None:
-            piece = self._take()
-            if self._pass_on(piece):
-                return
-            self._pieces.append(piece)
-            self._held = len(piece)
         self._wake()
 
     def end_of_input(self) -> None:
@@ -251,7 +253,7 @@ class Connection(asyncio.BufferedProtocol):
 
     __slots__ = (
         "_buffer", "_is_full", "_on_free", "_on_lost", "_poll", "_reply", "_transport", "_unsent",
-        "idle_since_s",
+        "get_buffer", "idle_since_s",
     )  # fmt: skip
 
     def __init__(
@@ -263,6 +265,8 @@ class Connection(asyncio.BufferedProtocol):
     ) -> None:
         """`buffer`, of READ_BYTES, may be shared: nothing stays in it. `on_free`: fit for another request."""
         self._buffer = buffer
+        # Where the next bytes go, asked by the event loop for each token: so no function of ours.
+        self.get_buffer = partial(next, repeat(buffer))  # type: ignore[method-assign]
         self._on_free = on_free
         self._on_lost = on_lost
         self._poll = select.poll()
@@ -330,11 +334,6 @@ class Connection(asyncio.BufferedProtocol):
         """Take the transport."""
         self._transport = cast("asyncio.Transport", transport)
         self._poll.register(transport.get_extra_info("socket").fileno(), select.POLLIN)
-
-    def get_buffer(self, sizehint: int) -> memoryview:
-        """Return where the next bytes go."""
-        del sizehint
-        return self._buffer
 
     def buffer_updated(self, nbytes: int) -> None:
         """Pass bytes on to the reply; without one nobody asked for them."""

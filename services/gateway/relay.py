@@ -49,11 +49,10 @@ class Stream:
                 self._last = chunk
                 deadlines.sending()
                 return
-            if wire.is_behind:
+            while not wire.pass_on(chunk):
                 deadlines.sending()
                 await wire.drain()
                 deadlines.reading()
-            wire.pass_on(chunk)
 
     async def finish(self) -> None:
         """Send the last part, and end the reply."""
@@ -98,11 +97,10 @@ class Stream:
     def _take(self, chunk: bytes) -> bool:
         """Pass a chunk on in the call that brought it; False: the client must be waited for."""
         trip = self._trip
-        if trip.wire.is_behind or trip.reason is not None:
+        if trip.reason is not None or not trip.wire.pass_on(chunk):
             return False
-        trip.last_token_s = self._deadlines.reading()
+        trip.last_token_s = self._deadlines.token()
         self.observer.feed(chunk)
-        trip.wire.pass_on(chunk)
         return True
 
 

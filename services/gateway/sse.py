@@ -94,7 +94,8 @@ class StreamObserver:
     """Watches text/event-stream, compressed or not."""
 
     __slots__ = (
-        "_closing", "_counted", "_end", "_events", "_pending", "_plain", "_tail", "_unzip", "first_token",
+        "_chunks", "_closing", "_counted", "_end", "_events", "_pending", "_plain", "_size", "_unzip",
+        "first_token",
     )  # fmt: skip
     is_stream = True
 
@@ -104,7 +105,9 @@ class StreamObserver:
         self._plain = not encoding or encoding == b"identity"
         self._unzip = None if self._plain else Unzip(encoding)
         self._pending = b""
-        self._tail = bytearray()
+        # What the tail is made of, and how long it is: joined when somebody looks, not token by token.
+        self._chunks: list[bytes] = []
+        self._size = 0
         self._closing: list[bytes] | None = None
         self._end = b"\n\n"
         # How many events have come since the first token, up to this place in the tail.
@@ -114,16 +117,17 @@ class StreamObserver:
         """See Observer."""
         if self._unzip is not None:
             chunk = self._unzip.feed(chunk)
-        tail = self._tail
-        tail += chunk
+        self._chunks.append(chunk)
+        self._size += len(chunk)
         if not self.first_token:
             self._look_for_token(chunk)
-        if len(tail) > _TAIL_BYTES_MAX:
+        if self._size > _TAIL_BYTES_MAX:
             self._trim()
 
     def at_boundary(self) -> bool:
         """See Observer. Compressed streams have none: our bytes would be noise inside them."""
-        return self._plain and (not self._tail or self._tail.endswith(_ENDS))
+        tail = self._tail()
+        return self._plain and (not tail or tail.endswith(_ENDS))
 
     def report(self) -> Report | None:
         """See Observer."""
@@ -136,7 +140,7 @@ class StreamObserver:
         """See Observer. Counted without parsing; the end of the stream is looked at once, for its markers."""
         if not self.first_token:
             return 0
-        events, markers = self._events + self._tail.count(self._end, self._counted), 0
+        events, markers = self._events + self._tail().count(self._end, self._counted), 0
         for block in reversed(self._last_events()[:-1]):
             # The first token's own event need not be looked at again.
             if markers >= events - 1 or (block and has_content(block)):
@@ -147,7 +151,7 @@ class StreamObserver:
     def _last_events(self) -> list[bytes]:
         """Return what the stream ended with; the very last event may be open, and is mostly empty."""
         if self._closing is None:
-            tail, count = bytes(self._tail), _CLOSING_EVENTS_MAX + 1
+            tail, count = self._tail(), _CLOSING_EVENTS_MAX + 1
             blocks = tail.rsplit(b"\n\n", count) if tail.find(b"\r") < 0 else _BOUNDARY.split(tail)
             self._closing = blocks[-count:]
         return self._closing
@@ -169,15 +173,20 @@ class StreamObserver:
     def _begin(self, events: int) -> None:
         """Take note of the first token, and of how many events have ended since."""
         self.first_token = True
-        self._events, self._counted = events, max(0, len(self._tail) - len(self._pending))
+        self._events, self._counted = events, max(0, self._size - len(self._pending))
         self._pending = b""
 
     def _trim(self) -> None:
         """Cut the tail, but first count the events in what goes, also one that ends just across the cut."""
-        cut = len(self._tail) - TAIL_BYTES
-        self._events += self._tail.count(self._end, self._counted, cut + len(self._end) - 1)
+        tail, cut = self._tail(), self._size - TAIL_BYTES
+        self._events += tail.count(self._end, self._counted, cut + len(self._end) - 1)
         self._counted = max(0, self._counted - cut)
-        del self._tail[:cut]
+        self._chunks, self._size = [tail[cut:]], TAIL_BYTES
+
+    def _tail(self) -> bytes:
+        """Return what is kept of the stream, as one."""
+        self._chunks = [b"".join(self._chunks)]
+        return self._chunks[0]
 
 
 class BodyObserver:

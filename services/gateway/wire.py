@@ -45,8 +45,9 @@ class Exit:
 class Wire:
     """One request's connection. Made by the protocol, found in `scope["state"]["wire"]`.
 
-    A reply is `start`, then `pass_on` for each part of the body, then `finish`. None of them waits: whoever
-    has many parts asks `is_behind` before each, and awaits `drain`. Once the client has left nothing is sent.
+    A reply is `start`, then `pass_on` for each part of the body, then `finish`. None of them waits: a part that
+    the client is not yet ready for has to be passed on again after `drain`. Once the client has left nothing
+    is sent.
     """
 
     __slots__ = ("_cycle", "_exit", "_has_body", "_head", "_on_gone", "_unframed")
@@ -144,15 +145,18 @@ class Wire:
         lines.append(b"\r\n")
         self._head = STATUS_LINE[status] + b"\r\n".join(lines)
 
-    def pass_on(self, part: bytes) -> None:
-        """Send a part of the body, which is not empty."""
-        cycle = self._cycle
+    def pass_on(self, part: bytes) -> bool:
+        """Send a part of the body, which is not empty; False: not yet, see `drain`."""
+        cycle, exit_ = self._cycle, self._exit
         if cycle.disconnected or not self._has_body:
-            return
+            return True
+        if exit_.flow.write_paused:
+            return False
         data = b"%x\r\n%b\r\n" % (len(part), part) if cycle.chunked_encoding else part
         if self._head:
             data, self._head = self._head + data, b""
-        self._exit.write(data)
+        exit_.write(data)
+        return True
 
     def flush(self) -> None:
         """Send the head alone: what follows it is still to come."""
