@@ -38,7 +38,7 @@ class Peer:
 
 
 def _sglang_router(folder: Path, engine_url: str, port: int) -> Sequence[str]:
-    """Start it as it comes: it looks for cached prefixes and writes lines about each request, as Tenure does."""
+    """Start it as it comes: it looks for cached prefixes and logs each request, as Tenure does."""
     del folder
     listen = ("--host", "127.0.0.1", "--port", str(port), "--prometheus-port", str(free_port()))
     return ("python", "-m", "sglang_router.launch_router", "--worker-urls", engine_url, *listen)

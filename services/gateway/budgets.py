@@ -9,6 +9,8 @@ import asyncio
 from collections.abc import Callable
 from typing import Final, Protocol
 
+import msgspec
+
 from services.gateway.refusals import Reason
 from services.permits.clock import monotonic
 from services.settings.schema import Budgets
@@ -16,6 +18,21 @@ from services.settings.schema import Budgets
 # A timer may fire a little before its deadline on a clock of its own.
 _EARLY_S: Final = 0.001
 _NEVER_S: Final = float("inf")
+
+
+class Seconds(msgspec.Struct, frozen=True):
+    """A fleet's budgets as its requests count them: made once, for pydantic's fields are dear to read."""
+
+    first_token: float
+    idle: float
+    stall: float
+    total: float
+
+    @classmethod
+    def of(cls, budgets: Budgets) -> "Seconds":
+        """Convert what is configured in ms."""
+        spans_ms = (budgets.first_token_ms, budgets.idle_ms, budgets.stall_ms, budgets.total_ms)
+        return cls(*[span_ms / 1000 for span_ms in spans_ms])
 
 
 class Renewable(Protocol):
@@ -78,7 +95,7 @@ class Deadlines:
 
     def __init__(
         self,
-        budgets: Budgets,
+        budgets: Seconds,
         permit: Renewable,
         *,
         cut: Callable[[Reason], None],
@@ -87,10 +104,10 @@ class Deadlines:
     ) -> None:
         """Start counting now, at admission. `grace_s` is how long a lease outlives a deadline: one tick."""
         now_s = monotonic()
-        self._first_s = now_s + budgets.first_token_ms / 1000
-        self._total_s = now_s + budgets.total_ms / 1000
-        self._idle_s = budgets.idle_ms / 1000
-        self._stall_s = budgets.stall_ms / 1000
+        self._first_s = now_s + budgets.first_token
+        self._total_s = now_s + budgets.total
+        self._idle_s = budgets.idle
+        self._stall_s = budgets.stall
         self._permit = permit
         self._cut = cut
         self._grace_s = grace_s

@@ -147,12 +147,12 @@ class Reply:
             self._parser.feed_data(data)
         except (HttpParserError, HttpParserUpgrade) as error:
             self.fail(f"sent a bad reply: {error}")
-        if pieces and self._pass_on is not None and not self.is_whole:
-            # Nothing was held: all of it has just come. This is the way of each token.
-            if self._pass_on(pieces[0] if len(pieces) == 1 else b"".join(pieces)):
-                pieces.clear()
-                self._silent_bytes = 0
-                return
+        pass_on = self._pass_on
+        if pieces and pass_on is not None and not self.is_whole and pass_on(b"".join(pieces)):
+            # The way of each token. Nothing was held: all of it had just come.
+            pieces.clear()
+            self._silent_bytes = 0
+            return
         if self.is_whole and len(pieces) > self._whole:
             # Of another reply, or of the body that a reply to a HEAD does not have.
             del pieces[self._whole :]
@@ -191,7 +191,7 @@ class Reply:
     def _take(self) -> bytes:
         """Return all that is held, and hold it no more."""
         pieces = self._pieces
-        data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        data = b"".join(pieces)
         pieces.clear()
         self._held = 0
         return data

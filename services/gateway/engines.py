@@ -11,11 +11,10 @@ from tenacity import AsyncRetrying, retry_if_exception, stop_after_attempt
 
 from services.gateway.engine_pool import EnginePool
 from services.gateway.engine_wire import EngineFailed, Reply
-from services.gateway.fleets import Fleet
+from services.gateway.fleets import Engine, Fleet
 from services.gateway.headers import RawHeaders
 from services.permits.errors import PermitError
 from services.permits.permit import Permit
-from services.settings import schema
 
 _SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 # Sent twice these do what they do once (RFC 9110, 9.2.2).
@@ -182,12 +181,12 @@ async def open_engines(move: Move) -> AsyncIterator[Engines]:
         await _turn()
 
 
-def _head_of(request: EngineRequest, engine: schema.Engine, pool: EnginePool) -> bytes:
+def _head_of(request: EngineRequest, engine: Engine, pool: EnginePool) -> bytes:
     """Return the request's head as it goes over the wire: the caller's, for this engine."""
     line = f"{request.method} {pool.path}{request.path_and_query} HTTP/1.1\r\nhost: {pool.authority}"
-    lines = [line.encode("latin-1"), *[b": ".join(header) for header in request.headers]]
-    if engine.api_key:
-        lines.append(b"authorization: Bearer " + engine.api_key.encode())
+    lines = [line.encode("latin-1"), *map(b": ".join, request.headers)]
+    if engine.authorization:
+        lines.append(b"authorization: " + engine.authorization)
     if request.body or request.method in _METHODS_WITH_BODY:
         lines.append(b"content-length: %d" % len(request.body))
     lines.append(b"\r\n")

@@ -5,6 +5,9 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Final
 
+import msgspec
+
+from services.gateway.budgets import Seconds
 from services.gateway.refusals import NotServed, Pace
 from services.permits.clock import monotonic
 from services.settings import schema
@@ -17,15 +20,28 @@ _SHOWN_CHARS: Final = 64
 _GLOB: Final = re.compile(r"[*?\[]")
 
 
+class Engine(msgspec.Struct, frozen=True):
+    """What requests need to know of an engine. `authorization` is that header's value, b"" without a key."""
+
+    url: str
+    authorization: bytes
+
+
 class Fleet:
-    """One fleet as this gateway serves it."""
+    """One fleet as this gateway serves it: the configuration, and of it what each request reads."""
 
     def __init__(self, name: str, config: schema.Fleet) -> None:
         """Hold the configuration, how fast places free up, and who is cooling down."""
         self.name = name
         self.config = config
+        self.budgets = Seconds.of(config.budgets)
+        self.queue_ms = config.budgets.queue_ms
+        self.is_cold_until_first_token = config.cold_until == "first_token"
         self.pace = Pace()
-        self.engines = {engine.name: engine for engine in config.engines}
+        self.engines = {
+            engine.name: Engine(engine.url, f"Bearer {engine.api_key}".encode() if engine.api_key else b"")
+            for engine in config.engines
+        }
         self._names = tuple(self.engines)
         self._cooling: dict[str, tuple[int, float]] = {}
 

@@ -104,10 +104,12 @@ class Protocol(HttpToolsProtocol):
         super().on_headers_complete()
         self.cycle.transport = self.exit  # type: ignore[assignment]  # all that a cycle asks of one
         wire = self.scope["state"]["wire"] = Wire(self.cycle, self.exit)
-        self._wires = [one for one in self._wires if not one.is_over]
-        self._wires.append(wire)
-        if earlier is not None and not earlier.response_complete and len(self.pipeline) <= _PIPELINED_MAX:
-            self.flow.resume_reading()
+        if earlier is None or earlier.response_complete:
+            self._wires = [wire]
+        else:
+            self._wires = [one for one in self._wires if not one.is_over] + [wire]
+            if len(self.pipeline) <= _PIPELINED_MAX:
+                self.flow.resume_reading()
         if self.parser.should_upgrade():
             self._unread_body = self._framing()
 

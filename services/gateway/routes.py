@@ -133,7 +133,7 @@ def _demand(trip: Trip, ask: Ask, fleet: Fleet) -> Demand:
         engines=fleet.usable_engines(),
         prefixes=candidates(ask.boundaries),
         # A caller may wait for less than the fleet allows, never for more.
-        patience_ms=min(trip.head.patience_ms, fleet.config.budgets.queue_ms),
+        patience_ms=min(trip.head.patience_ms, fleet.queue_ms),
         # One id from line to log: whoever has it can find the lease of the request on any replica.
         tail=trip.request_id,
     )

@@ -122,9 +122,11 @@ class Trip:
         permit.phase = "draining" if self._books.draining else "prefill"
         permit.on_cut = self._cut_off
         permit.on_released = self._released
-        books, budgets = self._books, self.fleet.config.budgets
-        self.deadlines = Deadlines(budgets, permit, cut=self.cut, grace_s=books.grace_s, watch=books.watch)
-        self.figures = books.metrics.of(self.fleet.name)
+        fleet, books = self.fleet, self._books
+        self.deadlines = Deadlines(
+            fleet.budgets, permit, cut=self.cut, grace_s=books.grace_s, watch=books.watch
+        )
+        self.figures = books.metrics.of(fleet.name)
         self.figures.queue_s.observe(self.admitted_s - self.queued_s)
 
     def first_token(self, now_s: float) -> None:
@@ -134,7 +136,7 @@ class Trip:
         self.deadlines.decoding()
         if not self._books.draining:
             self.permit.phase = "decode"
-        if self.fleet.config.cold_until == "first_token":
+        if self.fleet.is_cold_until_first_token:
             self.permit.downgrade()
         self.figures.prefill_s.observe(now_s - self.admitted_s)
 

@@ -45,9 +45,8 @@ class Exit:
 class Wire:
     """One request's connection. Made by the protocol, found in `scope["state"]["wire"]`.
 
-    A reply is `start`, then `pass_on` for each part of the body, then `finish`. None of them waits: a part that
-    the client is not yet ready for has to be passed on again after `drain`. Once the client has left nothing
-    is sent.
+    A reply is `start`, then `pass_on` for each part of the body, then `finish`. None of them waits: a part
+    that the client is not yet ready for is passed on again after `drain`. Once it has left nothing is sent.
     """
 
     __slots__ = ("_cycle", "_exit", "_has_body", "_head", "_on_gone", "_unframed")
@@ -135,7 +134,7 @@ class Wire:
         is_open_ended = self._has_body and b"content-length" not in fields
         self._unframed = is_open_ended and cycle.scope["http_version"] == "1.0"
         cycle.chunked_encoding = is_open_ended and not self._unframed
-        lines = [b": ".join(header) for header in headers]
+        lines = [*map(b": ".join, headers)]
         if cycle.chunked_encoding:
             lines.append(b"transfer-encoding: chunked")
         if self._unframed or fields.get(b"connection") == b"close":

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from services.gateway.budgets import Deadlines, Watch
+from services.gateway.budgets import Deadlines, Seconds, Watch
 from services.permits.clock import monotonic
 from services.settings.schema import Budgets
 from tests.support.waiting import wait_until
@@ -25,7 +25,11 @@ def deadlines(
         "total_ms": 20_000,
     }
     return Deadlines(
-        Budgets(**facts | budgets), lease or Lease(), cut=cuts.append, grace_s=1.0, watch=watch or Watch()
+        Seconds.of(Budgets(**facts | budgets)),
+        lease or Lease(),
+        cut=cuts.append,
+        grace_s=1.0,
+        watch=watch or Watch(),
     )
 
 

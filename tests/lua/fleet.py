@@ -155,9 +155,12 @@ class RawFleet:
             leases = [one.id for one in members]
             groups += (*group, len(leases), *leases)
         news = [word for one in held if one.news for word in (one.id, one.phase)]
-        facts = "\n".join(one.facts for one in held)
-        counts = {"lease_count": len(held), "news_count": len(news) // 2}
-        args = {"holder": holder, "facts": facts, **counts}
+        args: dict[str, Arg] = {
+            "holder": holder,
+            "lease_count": len(held),
+            "news_count": len(news) // 2,
+            "facts": "\n".join(one.facts for one in held),
+        }
         return self.run("tick", *groups, *news, *waiters, args=args)
 
     def downgrade(self, *leases: str) -> list[Any]:

@@ -69,7 +69,7 @@ def test_a_record_that_is_missing_is_written_again(fleet: RawFleet) -> None:
 
 
 def test_each_record_that_is_missing_gets_its_own_facts(fleet: RawFleet) -> None:
-    """Leases go in groups, their facts line by line: whoever counts wrongly gives one the facts of another."""
+    """Leases go in groups, their facts line by line: who counts wrongly gives one the facts of another."""
     leases = [
         held("a"),
         held("b"),

@@ -341,7 +341,7 @@ class Fleet(RuleBasedStateMachine):
         assert left <= {"meta", "limits", "events", "reported", "gateways", "draining", "evidence"}
 
     def _plain_tick(self, gateway: str, running: dict[str, Facts]) -> None:
-        rows: list[list[Any]] = [
+        rows = [
             held(lease, fact.tenant, class_=fact.class_, engine=fact.engine, cold=fact.cold)
             for lease, fact in running.items()
         ]

@@ -74,6 +74,13 @@ MISTAKES: Final = {
         "or tonumber(scores[n]) <= fleet.now then",
         "then",
     ),
+    "a tick renews no cold place": ("tick", "ARGV[news + 2] == 'c' and #of_cold", "false"),
+    "a lost record gets the tenant of another group": (
+        "tick",
+        "{ read, fields, tenant, engine }",
+        "{ read, fields, ARGV[groups], engine }",
+    ),
+    "a lost record gets the facts of another": ("tick", "string.match(lines[n],", "string.match(lines[1],"),
     "what was given back comes back": ("acquire", "'XX', 'GT', fleet.now", "'GT', fleet.now"),
     "the old engine's place is kept": (
         "move",

@@ -641,29 +641,22 @@ if redis.call('SISMEMBER', draining, holder) == 1 then
   cut = { '*', 'drain' }
 end
 
--- Per pool, what ZADD takes: expiry, lease, expiry, lease ... A whole record has eight fields, and a ninth when
--- somebody ended the lease; who has another number of them is looked at below.
+-- Per pool, what ZADD takes: expiry, lease, expiry, lease ... A whole record has eight fields, and a ninth
+-- when somebody ended the lease; those that have another number than eight are looked at below.
 local call, expiry = redis.call, string.format('%.0f', fleet.now + ttl_ms)
 local pools, records = fleet.prefix .. 'pool:', fleet.prefix .. 'lease:'
 local ids, of_total, of_cold, of_tenant, of_engine, odd = {}, {}, {}, {}, {}, {}
-local news, n = groups, 0
-while n < lease_count do
+local news, read = groups, 0
+while read < lease_count do
   local tenant, engine, last = ARGV[news], ARGV[news + 1], news + 3 + ARGV[news + 3]
+  of_tenant[tenant], of_engine[engine] = of_tenant[tenant] or {}, of_engine[engine] or {}
   local of_this_tenant, of_this_engine = of_tenant[tenant], of_engine[engine]
-  if not of_this_tenant then
-    of_this_tenant = {}
-    of_tenant[tenant] = of_this_tenant
-  end
-  if not of_this_engine then
-    of_this_engine = {}
-    of_engine[engine] = of_this_engine
-  end
   local t, e, c = #of_this_tenant, #of_this_engine, ARGV[news + 2] == 'c' and #of_cold
   for i = news + 4, last do
     local lease = ARGV[i]
-    n, t, e = n + 1, t + 2, e + 2
-    ids[n] = lease
-    of_total[2 * n - 1], of_total[2 * n] = expiry, lease
+    read, t, e = read + 1, t + 2, e + 2
+    ids[read] = lease
+    of_total[2 * read - 1], of_total[2 * read] = expiry, lease
     of_this_tenant[t - 1], of_this_tenant[t] = expiry, lease
     of_this_engine[e - 1], of_this_engine[e] = expiry, lease
     if c then
@@ -672,7 +665,7 @@ while n < lease_count do
     end
     local fields = call('HLEN', records .. lease)
     if fields ~= 8 then
-      odd[#odd + 1] = { n, fields, tenant, engine }
+      odd[#odd + 1] = { read, fields, tenant, engine }
     end
   end
   news = last + 1
@@ -724,7 +717,8 @@ for _, found in ipairs(odd) do
     local request_id, class, phase, acquired_at = string.match(lines[n], '^(%S*) (%S+) (%S+) (%S+)$')
     local known = redis.call('HGET', record, 'engine') or engine
     local values = { request_id, tenant, class, known, holder, phase, acquired_at }
-    redis.call('HSET', record, unpack(named('request_id tenant class engine holder phase acquired_at', values)))
+    local names = 'request_id tenant class engine holder phase acquired_at'
+    redis.call('HSET', record, unpack(named(names, values)))
     redis.call('HSETNX', record, 'grant', 0)
   else
     cut[#cut + 1] = ids[n]
