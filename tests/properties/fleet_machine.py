@@ -315,18 +315,24 @@ class Fleet(RuleBasedStateMachine):
                 assert self.model.live(pool, now) <= limits[pool]
 
     def teardown(self) -> None:
-        """One tick of every gateway after losing any key, and the counts are those of what runs."""
+        """One tick of every gateway after losing any key, and counts and records are those of what runs."""
         if not hasattr(self, "model"):
             return
         self.fleet.client.delete(
             *(self.fleet.keys.pool(pool) for pool in POOLS[self.sequence % len(POOLS) :])
         )
+        truth = {lease: fact for running in self.running.values() for lease, fact in running.items()}
+        self.fleet.client.delete("-", *map(self.fleet.keys.lease, truth))
         self.fleet.expire_all()
         for gateway, running in self.running.items():
             self._plain_tick(gateway, running)
         self.fleet.reap(POOLS[2:])
         for pool in POOLS:
             assert self.fleet.live(pool) == self._truly_in(pool)
+        seen = [dict(word.split("=", 1) for word in line.split()) for line in self.fleet.inspect()]
+        assert {row["lease"]: (row["request_id"], row["tenant"], row["class"]) for row in seen} == {
+            lease: (f"req-{lease}", fact.tenant, fact.class_) for lease, fact in truth.items()
+        }
         self._everything_ends()
 
     def _everything_ends(self) -> None:
