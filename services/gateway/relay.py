@@ -33,7 +33,6 @@ class Stream:
         trip, reply, observer, deadlines = self._trip, self.reply, self.observer, self._deadlines
         wire = trip.wire
         self._start()
-        deadlines.reading()
         while True:
             if reply.is_awaited:
                 wire.flush()
@@ -47,7 +46,6 @@ class Stream:
                 trip.last_token_s = now_s
             if ended:
                 self._last = chunk
-                deadlines.sending()
                 return
             while not wire.pass_on(chunk):
                 deadlines.sending()
@@ -56,8 +54,11 @@ class Stream:
 
     async def finish(self) -> None:
         """Send the last part, and end the reply."""
-        await self._trip.wire.drain()
-        self._trip.wire.finish(self._last)
+        wire = self._trip.wire
+        if wire.is_behind:
+            self._deadlines.sending()
+            await wire.drain()
+        wire.finish(self._last)
 
     def takes_event(self) -> bool:
         """Whether an event of ours may follow: between two whole ones, both sent, in an open-ended body."""

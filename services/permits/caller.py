@@ -34,11 +34,12 @@ class ScriptCaller:
         self._times = times or LeaseTimes()
         self._listener = listener or Silent()
         self._scripts: Mapping[str, Script] = load()
+        # As text: each call would print them anew.
         self._fixed_args: dict[str, Arg] = {
-            "tick_ms": self._times.tick_ms,
-            "learning_ms": self._times.learning_ms,
-            "ttl_ms": self._times.ttl_ms,
-            "provisional_ms": self._times.provisional_ms,
+            "tick_ms": str(self._times.tick_ms),
+            "learning_ms": str(self._times.learning_ms),
+            "ttl_ms": str(self._times.ttl_ms),
+            "provisional_ms": str(self._times.provisional_ms),
         }
         self._nonces = secrets.token_hex(8)
         self._calls = itertools.count(1)

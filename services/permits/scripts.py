@@ -86,7 +86,10 @@ def _picker(names: Sequence[str]) -> Callable[[Mapping[str, Any]], tuple[Any, ..
     """Return what picks the values of `names` out of a mapping, in their order."""
     if len(names) > 1:
         return itemgetter(*names)
-    return lambda mapping: tuple([mapping[name] for name in names])
+    if not names:
+        return lambda _: ()
+    (name,) = names
+    return lambda mapping: (mapping[name],)
 
 
 def compose(source: str, includes: Mapping[str, str]) -> str:
