@@ -6,9 +6,8 @@ shutdown) by cancelling its task; `end` and `refuse` are called by the task itse
 
 import asyncio
 import contextlib
-import os
-from collections.abc import Mapping
-from typing import Any, Final, Protocol
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol
 
 from starlette.types import Scope
 
@@ -21,14 +20,13 @@ from services.gateway.wire import Wire
 from services.permits.clock import monotonic, wall_ms
 from services.permits.permit import Permit
 
-_ID_BYTES: Final = 16
-
 
 class Books(Protocol):
     """What a trip needs of whoever keeps all of them."""
 
     draining: bool
     grace_s: float
+    ids: Iterator[str]
     metrics: Metrics
     watch: Watch
 
@@ -88,8 +86,7 @@ class Trip:
         self._books = books
         self.queued_at_ms = wall_ms()
         self.queued_s = monotonic()
-        # Of one length for all: engines that match ids by their beginning must not find two.
-        self.request_id = os.urandom(_ID_BYTES).hex()
+        self.request_id = next(books.ids)
         self.head: Head = read_head(scope)
         # Taken out: left there, each request would be a ring that only the garbage collector can free.
         self.wire: Wire = scope["state"].pop("wire")
