@@ -35,14 +35,16 @@ def costs(figures: Sequence[Figures], absent: Sequence[Absent]) -> Sheet:
         for found in figures
     ]
     rows += [[gone.name, "not measured", gone.why, "", ""] for gone in absent]
+    streams = gateway_cost.TURNS * gateway_cost.STREAMS
     return Sheet(
         "What a request and a token cost",
         ("target", "CPU us per request", "CPU us per token", "times the floor", "Redis CPU us per request"),
         rows,
         f"Median (lowest-highest) of {len(figures[0].request_us)} rounds in which the targets took "
         f"turns. A request is one of {gateway_cost.REQUESTS:,} for one token, {gateway_cost.CALLERS} at a "
-        f"time; a token is one of {gateway_cost.TOKENS} in each of {gateway_cost.STREAMS} streams, 10 ms "
-        "apart, less what the requests cost. The process tree of the target alone is charged.",
+        f"time; a token is one of {gateway_cost.TOKENS} in each of {streams} streams, "
+        f"{gateway_cost.STREAMS} at a time, 10 ms apart, less what the requests cost. The process tree "
+        "of the target alone is charged.",
     )
 
 
@@ -141,8 +143,8 @@ def redis_growth(rows: Sequence[Cost]) -> Sheet:
             ]
             for row in rows
         ],
-        f"The server's main thread, reading and answering included, in bursts of {redis_cost.BURST} "
-        "calls; each lease has a place in four pools.",
+        f"The server's main thread, reading and answering included, in bursts of {redis_cost.BURST} calls in "
+        "whose midst so many leases are live; each lease has a place in four pools.",
     )
 
 

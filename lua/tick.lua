@@ -93,13 +93,13 @@ end
 local call, expiry = redis.call, string.format('%.0f', fleet.now + ttl_ms)
 local pools, records = fleet.prefix .. 'pool:', fleet.prefix .. 'lease:'
 local ids, of_total, of_cold, of_tenant, of_engine, odd = {}, {}, {}, {}, {}, {}
-local news, read = groups, 0
+local at, read = groups, 0
 while read < lease_count do
-  local tenant, engine, last = ARGV[news], ARGV[news + 1], news + 3 + ARGV[news + 3]
+  local tenant, engine, last = ARGV[at], ARGV[at + 1], at + 3 + ARGV[at + 3]
   of_tenant[tenant], of_engine[engine] = of_tenant[tenant] or {}, of_engine[engine] or {}
   local of_this_tenant, of_this_engine = of_tenant[tenant], of_engine[engine]
-  local t, e, c = #of_this_tenant, #of_this_engine, ARGV[news + 2] == 'c' and #of_cold
-  for i = news + 4, last do
+  local t, e, c = #of_this_tenant, #of_this_engine, ARGV[at + 2] == 'c' and #of_cold
+  for i = at + 4, last do
     local lease = ARGV[i]
     read, t, e = read + 1, t + 2, e + 2
     ids[read] = lease
@@ -115,9 +115,9 @@ while read < lease_count do
       odd[#odd + 1] = { read, fields, tenant, engine }
     end
   end
-  news = last + 1
+  at = last + 1
 end
-local waiters = news + 2 * news_count
+local news, waiters = at, at + 2 * news_count
 
 if lease_count > 0 then
   -- Overdue is missing too: its place may have been granted to somebody else since.
@@ -152,15 +152,18 @@ if lease_count > 0 then
     end
   end
 end
-local lines = {}
-for line in string.gmatch(odd[1] and facts or '', '[^\n]+') do
-  lines[#lines + 1] = line
-end
+local lines
 for _, found in ipairs(odd) do
   local n, fields, tenant, engine = unpack(found)
   local record = records .. ids[n]
   if fields < 8 then
     -- One that lost any of its fields is written again.
+    if not lines then
+      lines = {}
+      for line in string.gmatch(facts, '[^\n]+') do
+        lines[#lines + 1] = line
+      end
+    end
     local request_id, class, phase, acquired_at = string.match(lines[n], '^(%S*) (%S+) (%S+) (%S+)$')
     local known = redis.call('HGET', record, 'engine') or engine
     local values = { request_id, tenant, class, known, holder, phase, acquired_at }

@@ -16,6 +16,8 @@ from services.gateway.unzip import Unzip
 PARSE_BYTES_MAX: Final = 64 * 1024
 TAIL_BYTES: Final = 8 * 1024
 _TAIL_BYTES_MAX: Final = 2 * TAIL_BYTES
+# Each chunk that is kept by itself has its own overhead, also one that cannot be read and is empty here.
+_CHUNKS_MAX: Final = 128
 # A JSON reply up to this size is kept whole for its report; of a longer one the tail is searched.
 WHOLE_BYTES_MAX: Final = 32 * 1024
 _BOUNDARY: Final = re.compile(rb"\r\n\r\n|\n\n|\r\r")
@@ -123,6 +125,8 @@ class StreamObserver:
             self._look_for_token(chunk)
         if self._size > _TAIL_BYTES_MAX:
             self._trim()
+        elif len(self._chunks) > _CHUNKS_MAX:
+            self._tail()
 
     def at_boundary(self) -> bool:
         """See Observer. Compressed streams have none: our bytes would be noise inside them."""

@@ -1,6 +1,7 @@
 """The budgets of one request, kept by one timer."""
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -72,25 +73,44 @@ async def test_the_wait_for_the_first_token_does_not_bind_later_gaps() -> None:
     kept.stop()
 
 
-async def test_chunks_push_the_deadline_on_and_the_timer_follows() -> None:
+either_way = pytest.mark.parametrize("push", [Deadlines.reading, Deadlines.token])
+
+
+@either_way
+async def test_chunks_push_the_deadline_on_and_the_timer_follows(push: Callable[[Deadlines], float]) -> None:
     cuts: list[str] = []
     kept = deadlines(cuts, idle_ms=60)
     kept.decoding()
     started_s = monotonic()
     while monotonic() - started_s < 0.15:
-        kept.reading()
+        push(kept)
         await asyncio.sleep(0.01)
     assert cuts == []
     await wait_until(lambda: cuts == ["idle_timeout"], "the gap ran out at last")
 
 
-async def test_a_lease_outlives_its_deadline_by_the_grace_only() -> None:
+@either_way
+async def test_a_lease_outlives_its_deadline_by_the_grace_only(push: Callable[[Deadlines], float]) -> None:
     """A stream that hangs loses its lease even in a healthy process."""
     lease = Lease()
     kept = deadlines([], lease=lease, idle_ms=5_000)
     kept.decoding()
-    now_s = kept.reading()
+    lease.renewed_until_s = 0
+    now_s = push(kept)
     assert lease.renewed_until_s == pytest.approx(now_s + 5 + 1)
+    kept.stop()
+
+
+@either_way
+async def test_no_chunk_pushes_the_lease_beyond_the_whole_request(
+    push: Callable[[Deadlines], float],
+) -> None:
+    lease = Lease()
+    began_s = monotonic()
+    kept = deadlines([], lease=lease, idle_ms=30_000)
+    kept.decoding()
+    push(kept)
+    assert lease.renewed_until_s == pytest.approx(began_s + 20 + 1, abs=1)
     kept.stop()
 
 

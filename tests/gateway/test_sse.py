@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import tracemalloc
 import zlib
 from typing import Any
 
@@ -207,3 +208,20 @@ def test_the_usage_of_a_json_reply_is_found_in_short_and_long_ones(padding: int)
 def test_an_error_reports_nothing() -> None:
     body = b'{"usage": {"prompt_tokens": 1}}'
     assert fed(body, observer=observer_for(500, b"application/json", b"")).report() is None
+
+
+@pytest.mark.parametrize(
+    ("encoding", "chunk"),
+    [(b"br", b"x" * 40), (b"gzip", b"no gzip"), (b"", b"data: 5\n\n"), (b"", b'data: {"text":"a"}\n\n' * 50)],
+)
+def test_what_is_kept_of_a_stream_has_a_bound(encoding: bytes, chunk: bytes) -> None:
+    """Also of one that cannot be read along, or comes in the smallest of pieces: it may run for days."""
+    observer = observer_for(200, b"text/event-stream", encoding)
+    tracemalloc.start()
+    try:
+        for _ in range(20_000):
+            observer.feed(chunk)
+        kept_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert kept_bytes < 40 * 1024

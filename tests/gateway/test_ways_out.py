@@ -244,6 +244,7 @@ async def test_an_unreachable_engine_is_a_502_and_named(gateway: Any, engine: Sc
         ("first_token_ms", Stream(hold_before_head=True), (504, "first_token_timeout")),
         ("first_token_ms", Stream(hold_after=0), (200, "first_token_timeout")),
         ("idle_ms", Stream(hold_after=1), (200, "idle_timeout")),
+        ("idle_ms", Stream(tokens=6, hold_after=4, gap_s=0.02), (200, "idle_timeout")),
         ("total_ms", Stream(hold_before_head=True), (504, "total_timeout")),
         ("total_ms", Stream(tokens=None, gap_s=0.02), (200, "total_timeout")),
     ],
@@ -262,6 +263,18 @@ async def test_each_budget_ends_the_request_by_its_own_name(
     call.close()
     assert (await gateway.record())["reason"] == reason
     await left_alone(gateway, engine)
+
+
+async def test_a_steady_stream_outlives_the_budget_of_its_gaps(
+    open_gateway: Any, engine: ScriptedEngine
+) -> None:
+    gateway = await open_gateway(budgets={"idle_ms": 1_000})
+    engine.answer = Stream(tokens=40, gap_s=0.05)
+    call = await gateway.call()
+    assert await call.head() == 200
+    assert b"[DONE]" in await call.rest()
+    call.close()
+    assert (await gateway.record())["reason"] == "completed"
 
 
 async def test_a_late_token_is_cut_by_idle_only_after_the_first(

@@ -74,7 +74,7 @@ MISTAKES: Final = {
         "or tonumber(scores[n]) <= fleet.now then",
         "then",
     ),
-    "a tick renews no cold place": ("tick", "ARGV[news + 2] == 'c' and #of_cold", "false"),
+    "a tick renews no cold place": ("tick", "ARGV[at + 2] == 'c' and #of_cold", "false"),
     "a lost record gets the tenant of another group": (
         "tick",
         "{ read, fields, tenant, engine }",
