@@ -193,8 +193,7 @@ async def _measure(sizes: Sequence[tuple[int, int]]) -> list[Cost]:
     async with AsyncExitStack() as stack:
         beds = [await stack.enter_async_context(_bed(tenants)) for _, tenants in sizes]
         for (live, _), bed in zip(sizes, beds, strict=True):
-            # In the midst of a burst it is as many.
-            await _fill(bed, live - BURST // 2)
+            await _fill(bed, live)
         for _ in range(ROUNDS):
             for bed in beds:
                 await bed.release(await bed.acquire(BURST, "cold"), "gathered", GATHERED)

@@ -143,8 +143,8 @@ def redis_growth(rows: Sequence[Cost]) -> Sheet:
             ]
             for row in rows
         ],
-        f"The server's main thread, reading and answering included, in bursts of {redis_cost.BURST} calls in "
-        "whose midst so many leases are live; each lease has a place in four pools.",
+        f"The server's main thread, reading and answering included, in bursts of {redis_cost.BURST} calls, "
+        "before which so many leases are live; each lease has a place in four pools.",
     )
 
 
