@@ -1,6 +1,6 @@
 """What the figures should be, held against what they were."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Final
