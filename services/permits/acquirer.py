@@ -299,7 +299,9 @@ async def _verdict(lane: Lane) -> None:
         async with asyncio.timeout(max(0.0, since_s + VERDICT_S - now_s)):
             await lane.up.wait()
     except TimeoutError:
-        raise Unavailable("Redis does not answer") from None
+        # In a loop that was busy, the word that it is up and the end of the wait come in one turn.
+        if not lane.up.is_set():
+            raise Unavailable("Redis does not answer") from None
 
 
 def _learns_until_s(answer: Learning) -> float:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from services.permits import Demand
-from services.permits.acquirer import CALL_S
+from services.permits.acquirer import CALL_S, VERDICT_S, _verdict
 from tests.support.answers import Stream
 from tests.support.client import Call
 from tests.support.redis_server import RedisServer
@@ -94,6 +94,17 @@ async def test_an_event_loop_that_was_busy_takes_no_answer_of_redis_for_late(
         (await asking).close()
     assert gate.ready() == (True, "ready")
     await gateway.is_idle()
+
+
+async def test_a_redis_that_came_back_while_the_loop_was_busy_is_back(gateway: Any) -> None:
+    """The end of the wait is the first thing that the loop sees; that Redis is up lies there too."""
+    lane = next(iter(gateway.app.gate._ticker.lanes.values()))  # noqa: SLF001  (what it hears from its thread)
+    lane.up.clear()
+    waiting = asyncio.create_task(_verdict(lane))
+    await asyncio.sleep(0)
+    asyncio.get_running_loop().call_soon_threadsafe(lane.up.set)
+    time.sleep(1.2 * VERDICT_S)
+    await waiting
 
 
 @pytest.mark.parametrize("seed", range(4))
