@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from bench.cpu import main_thread_us
+from bench.cpu import keep_apart, main_thread_us
 from services.permits.connect import Client, connect
 from services.permits.model import Demand, Gone, Granted, Held, LeaseTimes, Queued
 from services.permits.store import LEASES_PER_TICK_MAX, Store
@@ -172,6 +172,7 @@ async def _bed(tenants: int, **limits: int) -> AsyncIterator[Bed]:
     fields |= {"line_max": PLENTY, "line_max_per_tenant": PLENTY, **limits}
     with tempfile.TemporaryDirectory() as folder:
         server = RedisServer(Path(folder)).start()
+        keep_apart(server.pid)
         client = connect(server.unix_url, max_connections=2, timeout_s=60)
         try:
             bed = Bed(server, client, Store(client, times=TIMES), tenants)
