@@ -3,8 +3,8 @@
 What is measured is the CPU time of the server's main thread, reading and answering included, as the kernel
 counts it, while a burst of calls lies in its socket: what a call costs a Redis that is busy. The rows of a
 table take turns, burst by burst, and each figure is a median: a machine whose speed drifts changes them all.
-Of many leases, the first burst of a turn finds the caches full of the row before it, and is not counted: a
-Redis that is busy has its own in them.
+By leases and tenants, the first acquires of a turn find the caches full of the row before it, and are not
+counted: a Redis that is busy has its own in them.
 """
 
 import asyncio
@@ -197,7 +197,7 @@ async def _measure(sizes: Sequence[tuple[int, int]]) -> list[Cost]:
             await _fill(bed, live)
         for _ in range(ROUNDS):
             for bed in beds:
-                await bed.release(await bed.acquire(BURST, "cold"), "gathered", GATHERED)
+                await bed.release(await bed.acquire(BURST, "warming"), "gathered", GATHERED)
                 await bed.release(await bed.acquire(BURST), "release")
                 await bed.tick()
         return [

@@ -104,7 +104,8 @@ async def test_a_redis_that_came_back_while_the_loop_was_busy_is_back(gateway: A
     await asyncio.sleep(0)
     asyncio.get_running_loop().call_soon_threadsafe(lane.up.set)
     time.sleep(1.2 * VERDICT_S)
-    await waiting
+    await asyncio.wait([waiting])
+    assert waiting.exception() is None
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -265,24 +265,20 @@ async def test_each_budget_ends_the_request_by_its_own_name(
     await left_alone(gateway, engine)
 
 
-async def test_a_steady_stream_outlives_the_budget_of_its_gaps(
-    open_gateway: Any, engine: ScriptedEngine
+@pytest.mark.parametrize(
+    ("budgets", "steady"),
+    [
+        # The gaps are short, and together longer than one may be.
+        ({"idle_ms": 1_000}, Stream(tokens=40, gap_s=0.05)),
+        # The first token's budget must not go on binding the gaps.
+        ({"first_token_ms": 300}, Stream(tokens=2, gap_s=0.6)),
+    ],
+)
+async def test_a_budget_does_not_bind_what_it_is_not_for(
+    open_gateway: Any, engine: ScriptedEngine, budgets: dict[str, int], steady: Stream
 ) -> None:
-    gateway = await open_gateway(budgets={"idle_ms": 1_000})
-    engine.answer = Stream(tokens=40, gap_s=0.05)
-    call = await gateway.call()
-    assert await call.head() == 200
-    assert b"[DONE]" in await call.rest()
-    call.close()
-    assert (await gateway.record())["reason"] == "completed"
-
-
-async def test_a_late_token_is_cut_by_idle_only_after_the_first(
-    open_gateway: Any, engine: ScriptedEngine
-) -> None:
-    """The first token's budget must not go on binding the gaps."""
-    gateway = await open_gateway(budgets={"first_token_ms": 300})
-    engine.answer = Stream(tokens=2, gap_s=0.6)
+    gateway = await open_gateway(budgets=budgets)
+    engine.answer = steady
     call = await gateway.call()
     assert await call.head() == 200
     assert b"[DONE]" in await call.rest()
