@@ -30,6 +30,7 @@ from services.permits.share import admit
 from services.permits.states import Move, State
 from services.permits.store import Store
 from services.permits.ticker import Ticker
+from services.permits.turns import Turns
 from services.permits.waiters import Handed, Waiter
 
 # How long a new request waits for the ticker's verdict after a call to Redis failed. A blip costs nobody
@@ -77,7 +78,7 @@ class Acquirer:
         self._fleets = fleets
         self._listener = listener
         self._sequence = itertools.count(1)
-        self._turns = {fleet: asyncio.Semaphore(AT_ONCE_MAX) for fleet in fleets}
+        self._turns = {fleet: Turns(AT_ONCE_MAX) for fleet in fleets}
         # What is awaited for callers who left before their answer.
         self._left: set[asyncio.Future[None]] = set()
 
@@ -166,7 +167,10 @@ class Acquirer:
         if not lane.up.is_set():
             await _verdict(lane)
         view = lane.renewal.view
-        await turns.acquire()
+        if turns.free:
+            turns.free -= 1
+        else:
+            await turns.come()
         try:
             if not lane.up.is_set():
                 # It went while this one waited for its turn.
@@ -179,7 +183,7 @@ class Acquirer:
                 if not is_late:
                     break
         finally:
-            turns.release()
+            turns.end()
         self._notice(fleet, view, answer.stamp)
         if is_late:
             raise Unavailable("the answers of Redis come too late")
