@@ -5,7 +5,7 @@ Names are compared with `_` read as `-`, because many servers read `X_Tenant_Id`
 
 import re
 from collections.abc import Callable, Iterable
-from typing import Final, TypeVar
+from typing import Final, Self, TypeVar
 
 import msgspec
 from starlette.types import Scope
@@ -32,7 +32,13 @@ _PATIENCE_DIGITS_MAX: Final = 9
 # Names of headers of which it is remembered what is done with them, for requests and for replies.
 KEPT_NAMES_MAX: Final = 256
 KEPT_NAME_BYTES_MAX: Final = 64
+# Whole heads of replies that are kept as they are written: an engine's differ by little, as by the second.
+KEPT_HEADS_MAX: Final = 64
+KEPT_HEAD_BYTES_MAX: Final = 4 * 1024
+# Their Content-Length speaks of a body that is not sent.
+BODILESS: Final = frozenset({204, 304})
 
+K = TypeVar("K")
 T = TypeVar("T")
 
 
@@ -171,24 +177,29 @@ def _client_id(last: dict[bytes, bytes]) -> str:
     return ""
 
 
-class _Decisions(dict[bytes, T]):
-    """What is done with a header, decided once for each name and not for each request: names repeat.
+class _Decisions(dict[K, T]):
+    """What is done with a header or a head, decided once for each and not for each request: they repeat.
 
-    Whoever invents names makes no more of them be kept than KEPT_NAMES_MAX, and none that is long.
+    Whoever invents some makes no more than `most` of them be kept, and none of a size above `size_max`.
     """
 
-    def __init__(self, decide: Callable[[bytes], T]) -> None:
-        """`decide` is a function of the name alone."""
+    def __init__(
+        self, decide: Callable[[K], T], *, size: Callable[[K], int], size_max: int, most: int
+    ) -> None:
+        """`decide` is a function of what is decided about alone."""
         super().__init__()
         self._decide = decide
+        self._size = size
+        self._size_max = size_max
+        self._most = most
 
-    def __missing__(self, name: bytes) -> T:
+    def __missing__(self, about: K) -> T:
         """Decide."""
-        decision = self._decide(name)
-        if len(name) <= KEPT_NAME_BYTES_MAX:
-            if len(self) >= KEPT_NAMES_MAX:
+        decision = self._decide(about)
+        if self._size(about) <= self._size_max:
+            if len(self) >= self._most:
                 self.clear()
-            self[name] = decision
+            self[about] = decision
         return decision
 
 
@@ -209,8 +220,8 @@ def _of_reply(name: bytes) -> tuple[bytes, bool]:
     return name, is_kept and not _BAD_NAME.search(name)
 
 
-OF_REQUESTS: Final = _Decisions(_of_request)
-OF_REPLIES: Final = _Decisions(_of_reply)
+OF_REQUESTS: Final = _Decisions(_of_request, size=len, size_max=KEPT_NAME_BYTES_MAX, most=KEPT_NAMES_MAX)
+OF_REPLIES: Final = _Decisions(_of_reply, size=len, size_max=KEPT_NAME_BYTES_MAX, most=KEPT_NAMES_MAX)
 
 
 def for_client(raw: Iterable[tuple[bytes, bytes]], *, keep_length: bool) -> RawHeaders:
@@ -236,6 +247,52 @@ def for_client(raw: Iterable[tuple[bytes, bytes]], *, keep_length: bool) -> RawH
     if _BAD_VALUE.search(b"".join([value for _, value in headers])):
         headers = [header for header in headers if not _BAD_VALUE.search(header[1])]
     return headers
+
+
+class Fields(msgspec.Struct, frozen=True):
+    """Headers of a reply as they are written, and what of them decides how its body is framed.
+
+    lines       each with its line's end
+    has_length  whether there is a Content-Length
+    closes      whether they say that the connection ends with the reply
+    """
+
+    lines: bytes
+    has_length: bool = False
+    closes: bool = False
+
+    @classmethod
+    def of(cls, headers: RawHeaders) -> Self:
+        """Write headers. Names are in lower case, and both names and values fit: nothing is checked here."""
+        last = dict(headers)
+        lines = b"".join([b"%b: %b\r\n" % header for header in headers])
+        return cls(lines, b"content-length" in last, last.get(b"connection") == b"close")
+
+
+def fields_for_client(status: int, raw: RawHeaders, *, is_stream: bool) -> Fields:
+    """Return what the client gets of an engine's head, and what a stream of events needs besides."""
+    return OF_HEADS[status, is_stream, tuple(raw)]
+
+
+_ReplyHead = tuple[int, bool, tuple[tuple[bytes, bytes], ...]]
+
+
+def _of_head(head: _ReplyHead) -> Fields:
+    status, is_stream, raw = head
+    headers = for_client(raw, keep_length=status not in BODILESS)
+    if is_stream:
+        # Whoever stands between us and the client must not gather a stream.
+        names = {name for name, _ in headers}
+        headers += [header for header in _OF_STREAMS if header[0] not in names]
+    return Fields.of(headers)
+
+
+def _bytes_of(head: _ReplyHead) -> int:
+    return sum([len(name) + len(value) for name, value in head[2]])
+
+
+_OF_STREAMS: Final = ((b"x-accel-buffering", b"no"), (b"cache-control", b"no-cache"))
+OF_HEADS: Final = _Decisions(_of_head, size=_bytes_of, size_max=KEPT_HEAD_BYTES_MAX, most=KEPT_HEADS_MAX)
 
 
 def public_query(query: str) -> str:

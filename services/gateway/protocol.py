@@ -10,6 +10,7 @@ from typing import Final
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from services.gateway.headers import Fields
 from services.gateway.refusals import NotServed, refusal_of
 from services.gateway.wire import Exit, Wire
 from services.permits.clock import monotonic
@@ -148,8 +149,8 @@ class Protocol(HttpToolsProtocol):
         self._let_go()
         refusal = refusal_of(NotServed("bad_request", "this is not a valid HTTP/1.1 request", close=True))
         body = refusal.envelope
-        head = b"".join(b"%s: %s\r\n" % header for header in refusal.headers(body))
-        self.transport.write(b"HTTP/1.1 400 Bad Request\r\n" + head + b"\r\n" + body)
+        lines = Fields.of(refusal.headers(body)).lines
+        self.transport.write(b"HTTP/1.1 400 Bad Request\r\n" + lines + b"\r\n" + body)
         self._linger()
 
     def close_if_idle(self, now_s: float) -> None:

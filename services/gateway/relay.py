@@ -3,11 +3,10 @@
 from services.gateway.budgets import Deadlines
 from services.gateway.engine_wire import Reply
 from services.gateway.evidence import Report
-from services.gateway.headers import RawHeaders, for_client
+from services.gateway.headers import Fields, fields_for_client
 from services.gateway.refusals import Refusal, error_event, refusal_at_end
 from services.gateway.sse import Observer, observer_for
 from services.gateway.trip import Trip
-from services.gateway.wire import BODILESS
 
 
 class Stream:
@@ -82,18 +81,10 @@ class Stream:
     def _start(self) -> None:
         """Begin the reply: its head goes out with what the engine has sent behind its own."""
         trip, reply = self._trip, self.reply
-        headers = for_client(reply.raw_headers, keep_length=reply.status not in BODILESS)
-        names = {name for name, _ in headers}
-        headers += own_headers(trip)
-        if self.observer.is_stream:
-            # Whoever stands between us and the client must not gather a stream.
-            if b"x-accel-buffering" not in names:
-                headers.append((b"x-accel-buffering", b"no"))
-            if b"cache-control" not in names:
-                headers.append((b"cache-control", b"no-cache"))
+        fields = fields_for_client(reply.status, reply.raw_headers, is_stream=self.observer.is_stream)
         trip.status = reply.status
         trip.head_sent = True
-        trip.wire.start(reply.status, headers)
+        trip.wire.start(reply.status, fields, own_lines(trip))
 
     def _take(self, chunk: bytes) -> bool:
         """Pass a chunk on in the call that brought it; False: the client must be waited for."""
@@ -105,30 +96,31 @@ class Stream:
         return True
 
 
-def own_headers(trip: Trip) -> RawHeaders:
+def own_lines(trip: Trip) -> bytes:
     """Return the headers that every reply under a permit carries, refusals included once there is one."""
-    headers = [(b"x-request-id", trip.request_id.encode())]
+    lines = b"x-request-id: %b\r\n" % trip.request_id.encode()
     if trip.head.client_request_id:
-        headers.append((b"x-client-request-id", trip.head.client_request_id.encode()))
-    if trip.permit is not None:
-        headers += [
-            (b"tenure-lease", trip.permit.id.encode()),
-            (b"tenure-class", trip.permit.class_.encode()),
-            (b"tenure-queue-ms", b"%d" % trip.queue_ms),
-        ]
-    return headers
+        lines += b"x-client-request-id: %b\r\n" % trip.head.client_request_id.encode()
+    permit = trip.permit
+    if permit is not None:
+        lines += b"tenure-lease: %b\r\ntenure-class: %b\r\ntenure-queue-ms: %d\r\n" % (
+            permit.id.encode(),
+            permit.class_.encode(),
+            trip.queue_ms,
+        )
+    return lines
 
 
 def send_refusal(refusal: Refusal, trip: Trip) -> None:
     """Send our own answer whole. It is the connection's last one when the request was not read to its end."""
     body = refusal.envelope
-    headers = [*refusal.headers(body), *own_headers(trip)]
+    headers = refusal.headers(body)
     unread = not trip.body_read and trip.head.has_body and not trip.wire.has_whole_body
     if unread and not refusal.close:
         headers.append((b"connection", b"close"))
     trip.head_sent = True
     trip.status = refusal.status
-    trip.wire.start(refusal.status, headers)
+    trip.wire.start(refusal.status, Fields.of(headers), own_lines(trip))
     trip.wire.finish(body)
 
 

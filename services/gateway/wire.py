@@ -6,18 +6,17 @@ are checked and taken apart again, costs a tenth of a request, and has no word f
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Final
 
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
 
+from services.gateway.headers import BODILESS, Fields
 from services.permits.resets import reset
 
 # How long a cut connection may take to hand over what was already written.
 _FLUSH_S: Final = 5.0
-# Their Content-Length speaks of a body that is not sent.
-BODILESS: Final = frozenset({204, 304})
 
 
 def _nothing() -> None:
@@ -121,28 +120,25 @@ class Wire:
         if self._exit.flow.write_paused and not self._cycle.disconnected:
             await self._exit.flow.drain()
 
-    def start(self, status: int, headers: Sequence[tuple[bytes, bytes]]) -> None:
+    def start(self, status: int, fields: Fields, more: bytes = b"") -> None:
         """Begin the reply; its head goes out with what follows it, or by `flush`.
 
-        Names are in lower case, and both names and values fit for a head: nothing is checked here. A body
-        without a Content-Length goes out in chunks, or ends with the connection: HTTP/1.0 knows no chunks.
+        `more` are further lines of the head, which do not frame the body. A body without a Content-Length
+        goes out in chunks, or ends with the connection: HTTP/1.0 knows no chunks.
         """
-        cycle, fields = self._cycle, dict(headers)
+        cycle = self._cycle
         cycle.response_started = True
         cycle.waiting_for_100_continue = False
         self._has_body = cycle.scope["method"] != "HEAD" and status not in BODILESS
-        is_open_ended = self._has_body and b"content-length" not in fields
+        is_open_ended = self._has_body and not fields.has_length
         self._unframed = is_open_ended and cycle.scope["http_version"] == "1.0"
         cycle.chunked_encoding = is_open_ended and not self._unframed
-        lines = [*map(b": ".join, headers)]
-        if cycle.chunked_encoding:
-            lines.append(b"transfer-encoding: chunked")
-        if self._unframed or fields.get(b"connection") == b"close":
+        framing = b"transfer-encoding: chunked\r\n" if cycle.chunked_encoding else b""
+        if self._unframed or fields.closes:
             cycle.keep_alive = False
-        if not cycle.keep_alive and b"connection" not in fields:
-            lines.append(b"connection: close")
-        lines.append(b"\r\n")
-        self._head = STATUS_LINE[status] + b"\r\n".join(lines)
+        if not cycle.keep_alive and not fields.closes:
+            framing += b"connection: close\r\n"
+        self._head = b"%b%b%b%b\r\n" % (STATUS_LINE[status], fields.lines, more, framing)
 
     def pass_on(self, part: bytes) -> bool:
         """Send a part of the body, which is not empty; False: not yet, see `drain`."""

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from services.gateway import headers
-from services.gateway.headers import KEPT_NAMES_MAX, for_client, public_query, read_head
+from services.gateway.headers import KEPT_NAMES_MAX, fields_for_client, for_client, public_query, read_head
 
 
 def head_of(*headers: tuple[str, str], query: str = "", method: str = "POST") -> Any:
@@ -134,6 +134,33 @@ def test_names_that_callers_invent_are_not_kept_without_end() -> None:
     for kept in (headers.OF_REQUESTS, headers.OF_REPLIES):
         assert 0 < len(kept) <= KEPT_NAMES_MAX
         assert max(map(len, kept)) <= headers.KEPT_NAME_BYTES_MAX
+
+
+@pytest.mark.parametrize("status", [200, 204])
+@pytest.mark.parametrize("is_stream", [True, False])
+def test_the_client_s_head_is_written_from_the_engine_s_also_when_it_is_known(
+    status: int, is_stream: bool
+) -> None:
+    raw = [(b"content-length", b"5"), (b"x-a", b"1"), (b"x-a", b"2"), (b"connection", b"close")]
+    for added in ([], [(b"cache-control", b"max-age=1")]) * 2:
+        fields = fields_for_client(status, raw + added, is_stream=is_stream)
+        lines = [*([b"content-length: 5"] if status == 200 else []), b"x-a: 1", b"x-a: 2"]
+        lines += [b"cache-control: max-age=1"] if added else []
+        if is_stream:
+            lines += [b"x-accel-buffering: no", *([] if added else [b"cache-control: no-cache"])]
+        assert fields.lines == b"".join(line + b"\r\n" for line in lines)
+        assert fields.has_length is (status == 200)
+        assert not fields.closes
+
+
+def test_heads_that_engines_invent_are_not_kept_without_end() -> None:
+    long = b"long" * headers.KEPT_HEAD_BYTES_MAX
+    for value in (*(b"%d" % number for number in range(3 * headers.KEPT_HEADS_MAX)), long):
+        fields = fields_for_client(200, [(b"x-request", value)], is_stream=False)
+        assert fields.lines == b"x-request: %b\r\n" % value
+        assert 0 < len(headers.OF_HEADS) <= headers.KEPT_HEADS_MAX
+    kept = [value for _, _, raw in headers.OF_HEADS for _, value in raw]
+    assert max(map(len, kept)) <= headers.KEPT_HEAD_BYTES_MAX
 
 
 def test_of_headers_that_speak_to_us_the_last_one_holds() -> None:
