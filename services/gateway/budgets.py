@@ -118,11 +118,11 @@ class Deadlines:
         watch.keep(self)
         self._push(self._first_s, now_s)
 
-    def decoding(self) -> None:
+    def decoding(self, now_s: float) -> None:
         """Note the first token: from now on the gaps between chunks count, not the wait for the first."""
         self._decoding = True
         if not self.is_sending:
-            self.reading()
+            self._push(now_s + self._idle_s, now_s)
 
     def reading(self) -> float:
         """Wait for the engine from now on; return now."""

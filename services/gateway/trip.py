@@ -6,9 +6,11 @@ shutdown) by cancelling its task; `end` and `refuse` are called by the task itse
 
 import asyncio
 import contextlib
-from collections.abc import Iterator, Mapping
-from typing import Any, Protocol
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Protocol
 
+import msgspec
 from starlette.types import Scope
 
 from services.gateway.budgets import Deadlines, Watch
@@ -18,6 +20,7 @@ from services.gateway.metrics import FleetFigures, Metrics
 from services.gateway.refusals import Reason
 from services.gateway.wire import Wire
 from services.permits.clock import monotonic, wall_ms
+from services.permits.model import Class
 from services.permits.permit import Permit
 
 
@@ -45,6 +48,37 @@ class Passage(Protocol):
 
     def tokens(self) -> int:
         """How many tokens went by."""
+
+
+class LogLine(msgspec.Struct, rename={"class_": "class"}):
+    """What the log says of one request: never a key or a word of the prompt or the reply.
+
+    `..._at` are Unix ms, `..._ms` spans; None is what did not happen, or is not known.
+    """
+
+    event: str
+    level: str
+    timestamp: datetime
+    request_id: str
+    client_request_id: str | None
+    lease: str | None
+    fleet: str | None
+    tenant: str | None
+    class_: Class | None
+    engine: str | None
+    queued_at: int
+    admitted_at: int | None
+    first_token_at: int | None
+    last_token_at: int | None
+    released_at: int | None
+    queue_ms: int | None
+    prefill_ms: int | None
+    decode_ms: int | None
+    release_ms: int | None
+    tokens: int
+    status: int | None
+    reason: Reason | None
+    refused: str | None
 
 
 class Trip:
@@ -109,7 +143,7 @@ class Trip:
     @property
     def queue_ms(self) -> int:
         """How long the request waited for its permit."""
-        return _ms(self.admitted_s - self.queued_s)
+        return round(1000 * (self.admitted_s - self.queued_s))
 
     def admit(self, permit: Permit) -> None:
         """Take note of the permit, whose owner is the caller, and start the budgets of the trip's fleet."""
@@ -130,7 +164,7 @@ class Trip:
         """Note the first generated content."""
         assert self.permit and self.deadlines and self.fleet and self.figures  # noqa: S101, PT018
         self.first_token_s = now_s
-        self.deadlines.decoding()
+        self.deadlines.decoding(now_s)
         if not self._books.draining:
             self.permit.phase = "decode"
         if self.fleet.is_cold_until_first_token:
@@ -200,41 +234,34 @@ class Trip:
         if deadlines is not None:
             deadlines.stop()
 
-    def record(self) -> Mapping[str, Any]:
-        """Return the log line: ids, figures and times, never a key or a word of the prompt or the reply."""
-        permit, last_s = self.permit, self.last_token_s
-        return {
-            "request_id": self.request_id,
-            "client_request_id": self.head.client_request_id or None,
-            "lease": permit.id if permit else None,
-            "fleet": self.fleet.name if self.fleet else None,
-            "tenant": self.tenant or None,
-            "class": permit.class_ if permit else None,
-            "engine": permit.engine if permit else None,
-            "queued_at": self.queued_at_ms,
-            "admitted_at": self._wall_ms(self.admitted_s),
-            "first_token_at": self._wall_ms(self.first_token_s),
-            "last_token_at": self._wall_ms(last_s),
-            "released_at": self._wall_ms(self.released_s),
-            "queue_ms": self.queue_ms if permit else None,
-            "prefill_ms": _span_ms(self.admitted_s, self.first_token_s),
-            "decode_ms": _span_ms(self.first_token_s, last_s),
-            "release_ms": _span_ms(self.ended_s, self.released_s),
-            "tokens": self.tokens,
-            "status": self.status or None,
-            "reason": self.reason,
-            "refused": self.refused,
-        }
-
-    def _wall_ms(self, at_s: float) -> int | None:
-        return self.queued_at_ms + round((at_s - self.queued_s) * 1000) if at_s else None
-
-
-def _ms(seconds: float) -> int:
-    return round(seconds * 1000)
-
-
-def _span_ms(start_s: float, end_s: float) -> int | None:
-    if not start_s or not end_s:
-        return None
-    return round((end_s - start_s) * 1000) if end_s > start_s else 0
+    def record(self) -> LogLine:
+        """Return the log line."""
+        permit, begun_s, begun_ms = self.permit, self.queued_s, self.queued_at_ms
+        admitted_s, first_s, last_s = self.admitted_s, self.first_token_s, self.last_token_s
+        ended_s, released_s = self.ended_s, self.released_s
+        return LogLine(
+            event="request",
+            level="info",
+            timestamp=datetime.now(UTC),
+            request_id=self.request_id,
+            client_request_id=self.head.client_request_id or None,
+            lease=permit.id if permit else None,
+            fleet=self.fleet.name if self.fleet else None,
+            tenant=self.tenant or None,
+            class_=permit.class_ if permit else None,
+            engine=permit.engine if permit else None,
+            queued_at=begun_ms,
+            admitted_at=begun_ms + round(1000 * (admitted_s - begun_s)) if admitted_s else None,
+            first_token_at=begun_ms + round(1000 * (first_s - begun_s)) if first_s else None,
+            last_token_at=begun_ms + round(1000 * (last_s - begun_s)) if last_s else None,
+            released_at=begun_ms + round(1000 * (released_s - begun_s)) if released_s else None,
+            queue_ms=self.queue_ms if permit else None,
+            prefill_ms=round(1000 * (first_s - admitted_s)) if first_s else None,
+            # A reply may end without a token, and a place be free before the client has the last bytes.
+            decode_ms=max(0, round(1000 * (last_s - first_s))) if first_s else None,
+            release_ms=max(0, round(1000 * (released_s - ended_s))) if released_s else None,
+            tokens=self.tokens,
+            status=self.status or None,
+            reason=self.reason,
+            refused=self.refused,
+        )

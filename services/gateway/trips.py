@@ -70,7 +70,7 @@ class Trips:
 
     def _log(self, trip: Trip) -> None:
         self._unreleased.pop(trip, None)
-        self.journal.note("request", trip.record())
+        self.journal.note(trip.record())
 
     def drain(self) -> None:
         """Admit nothing more: requests without a permit are refused at once, the others run on."""

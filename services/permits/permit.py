@@ -28,7 +28,6 @@ class Permit:
 
     __slots__ = (
         "_keeper",
-        "_phase",
         "acquired_at",
         "class_",
         "cold",
@@ -39,13 +38,14 @@ class Permit:
         "fleet",
         "grant",
         "id",
-        "news",
         "on_cut",
         "on_released",
+        "phase",
         "renewed_until_s",
         "request_id",
         "state",
         "tenant",
+        "told_phase",
     )
 
     def __init__(self, lease: str, demand: Demand, keeper: Keeper) -> None:
@@ -60,8 +60,9 @@ class Permit:
         self.engines_left: tuple[str, ...] = ()
         self.grant = 0
         self.cold = False
-        self._phase: Phase = "granted"
-        self.news = False
+        # Where the request is, and what of that Redis knows; shown to people, decides nothing.
+        self.phase: Phase = "granted"
+        self.told_phase: Phase = "granted"
         self.acquired_at = 0
         # Monotonic seconds. Until `deadline_s` the lease is surely alive in Redis; the ticker renews it while
         # `renewed_until_s` is ahead, which the owner pushes on as long as the stream is really being read: a
@@ -71,16 +72,6 @@ class Permit:
         # Called in the event loop with the end reason when somebody or something else ends the request.
         self.on_cut: Callable[[str], None] | None = None
         self.on_released: Callable[[float], None] | None = None
-
-    @property
-    def phase(self) -> Phase:
-        """Where the request is; shown to people, decides nothing."""
-        return self._phase
-
-    @phase.setter
-    def phase(self, phase: Phase) -> None:
-        self._phase = phase
-        self.news = True
 
     def granted(self, answer: Granted, *, deadline_s: float) -> None:
         """Become held. `deadline_s` is counted from before the acquire was sent."""
@@ -124,7 +115,7 @@ class Permit:
             tenant=self.tenant,
             class_=self.class_,
             engine=self.engine,
-            phase=self._phase,
+            phase=self.phase,
             acquired_at=self.acquired_at,
             cold=self.cold,
         )

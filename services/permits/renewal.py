@@ -103,22 +103,19 @@ class Renewal:
             self._lose(overdue)
 
     async def _renew(self, batch: list[Permit]) -> Ticked:
-        news = frozenset(permit.id for permit in batch if permit.news)
-        leases = []
-        for permit in batch:
-            permit.news = False
-            leases.append(permit.held())
+        leases = [permit.held() for permit in batch]
+        # By what is sent: the owner may change its phase meanwhile.
+        news = frozenset(
+            held.lease for permit, held in zip(batch, leases, strict=True) if held.phase != permit.told_phase
+        )
         # From before the call: what Redis counts from its arrival is surely later.
         sent_s = monotonic()
         waiters = self._waiters.of(self.fleet)
-        try:
-            answer = await self._store.tick(
-                self.fleet, holder=self._holder, leases=leases, news=news, waiters=waiters
-            )
-        except BaseException:
-            for permit in batch:
-                permit.news |= permit.id in news
-            raise
+        answer = await self._store.tick(
+            self.fleet, holder=self._holder, leases=leases, news=news, waiters=waiters
+        )
+        for permit, held in zip(batch, leases, strict=True):
+            permit.told_phase = held.phase
         self._watch_clock(sent_s, answer)
         self._explain(batch, answer)
         # A call that was held up may have revived what was given away meanwhile.

@@ -49,7 +49,7 @@ async def test_the_wait_for_the_engine_is_bounded(budget: str, reason: str) -> N
 async def test_each_side_has_its_own_patience() -> None:
     cuts: list[str] = []
     kept = deadlines(cuts, idle_ms=30, stall_ms=60)
-    kept.decoding()
+    kept.decoding(monotonic())
     kept.sending()
     await wait_until(lambda: cuts == ["client_stalled"], "the client's patience ran out first")
 
@@ -57,7 +57,7 @@ async def test_each_side_has_its_own_patience() -> None:
 async def test_a_silent_engine_is_cut_after_the_first_token() -> None:
     cuts: list[str] = []
     kept = deadlines(cuts, idle_ms=30)
-    kept.decoding()
+    kept.decoding(monotonic())
     kept.reading()
     await wait_until(lambda: cuts == ["idle_timeout"], "the gap ran out")
 
@@ -66,7 +66,7 @@ async def test_the_wait_for_the_first_token_does_not_bind_later_gaps() -> None:
     """A slow token is not a late first one."""
     cuts: list[str] = []
     kept = deadlines(cuts, first_token_ms=30)
-    kept.decoding()
+    kept.decoding(monotonic())
     kept.reading()
     await asyncio.sleep(0.06)  # longer than the budget that must not bind
     assert cuts == []
@@ -80,7 +80,7 @@ either_way = pytest.mark.parametrize("push", [Deadlines.reading, Deadlines.token
 async def test_chunks_push_the_deadline_on_and_the_timer_follows(push: Callable[[Deadlines], float]) -> None:
     cuts: list[str] = []
     kept = deadlines(cuts, idle_ms=60)
-    kept.decoding()
+    kept.decoding(monotonic())
     started_s = monotonic()
     while monotonic() - started_s < 0.15:
         push(kept)
@@ -94,7 +94,7 @@ async def test_a_lease_outlives_its_deadline_by_the_grace_only(push: Callable[[D
     """A stream that hangs loses its lease even in a healthy process."""
     lease = Lease()
     kept = deadlines([], lease=lease, idle_ms=5_000)
-    kept.decoding()
+    kept.decoding(monotonic())
     lease.renewed_until_s = 0
     now_s = push(kept)
     assert lease.renewed_until_s == pytest.approx(now_s + 5 + 1)
@@ -108,7 +108,7 @@ async def test_no_chunk_pushes_the_lease_beyond_the_whole_request(
     lease = Lease()
     began_s = monotonic()
     kept = deadlines([], lease=lease, idle_ms=30_000)
-    kept.decoding()
+    kept.decoding(monotonic())
     push(kept)
     assert lease.renewed_until_s == pytest.approx(began_s + 20 + 1, abs=1)
     kept.stop()
