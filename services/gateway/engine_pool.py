@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 from aiohappyeyeballs import AddrInfoType, start_connection
 
 from services.gateway.engine_wire import READ_BYTES, Connection
+from services.permits.clock import monotonic
 
 # Engines behind uvicorn close an idle connection after 5 s; one that closes just as we write looks like a
 # crash, so ours go first.
@@ -108,24 +109,22 @@ class EnginePool:
 
     def _keep(self, connection: Connection) -> None:
         """Keep a connection that is fit for another request, in place of the oldest when there are many."""
-        loop = asyncio.get_running_loop()
-        connection.idle_since_s = loop.time()
+        connection.idle_since_s = monotonic()
         self._idle[connection] = None
         if len(self._idle) > IDLE_MAX:
             oldest = next(iter(self._idle))
             del self._idle[oldest]
             oldest.abort()
         if self._sweeper is None:
-            self._sweeper = loop.call_later(KEEP_ALIVE_S, self._sweep)
+            self._sweeper = asyncio.get_running_loop().call_later(KEEP_ALIVE_S, self._sweep)
 
     def _sweep(self) -> None:
         """Close what has been idle for too long, and come back when the next one will have been."""
-        loop = asyncio.get_running_loop()
         self._sweeper = None
         for connection in tuple(self._idle):
-            left_s = connection.idle_since_s + KEEP_ALIVE_S - loop.time()
+            left_s = connection.idle_since_s + KEEP_ALIVE_S - monotonic()
             if left_s > 0:
-                self._sweeper = loop.call_later(left_s, self._sweep)
+                self._sweeper = asyncio.get_running_loop().call_later(left_s, self._sweep)
                 return
             del self._idle[connection]
             connection.abort()

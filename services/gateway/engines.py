@@ -3,10 +3,10 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final
 
+import msgspec
 from tenacity import AsyncRetrying, retry_if_exception, stop_after_attempt
 
 from services.gateway.engine_pool import EnginePool
@@ -26,8 +26,7 @@ _LOWEST_STATUS, _HIGHEST_STATUS = 200, 599
 Move = Callable[[Permit, Sequence[str]], Awaitable[bool]]
 
 
-@dataclass(slots=True)
-class EngineRequest:
+class EngineRequest(msgspec.Struct):
     """What is sent, to whichever engine of the fleet. The body goes on byte for byte.
 
     `body` is let go of once an engine has answered: a long stream must not keep a large prompt.

@@ -136,10 +136,9 @@ class StreamObserver:
 
     def report(self) -> Report | None:
         """See Observer."""
-        closing = self._last_events()
-        if not may_report(b"".join(closing)):
+        if not may_report(self._tail()):
             return None
-        return read_events(data_of(block) for block in closing if may_report(block))
+        return read_events(data_of(block) for block in self._last_events() if may_report(block))
 
     def generated(self) -> int:
         """See Observer. Counted without parsing; the end of the stream is looked at once, for its markers."""

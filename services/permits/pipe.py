@@ -9,7 +9,7 @@ The connection is made by redis-py (TLS, passwords, users, databases), which the
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from typing import Any, Final, cast
 
 import hiredis
@@ -47,10 +47,16 @@ class Pipe:
         A connection that breaks is replaced, once: all scripts may be sent twice. Cancelling the caller takes
         nothing back that was sent; see `settled`.
         """
+        by_name = ("EVALSHA", script.sha, len(keys), *keys, *args)
         try:
-            return await self._call(("EVALSHA", script.sha, len(keys), *keys, *args))
+            return await self._send(by_name)
         except NoScriptError:
-            return await self._call(("EVAL", script.text, len(keys), *keys, *args))
+            return await self._call(("EVAL", script.text, *by_name[2:]))
+        except RedisConnectionError:
+            try:
+                return await self._send_anew(by_name)
+            except NoScriptError:
+                return await self._call(("EVAL", script.text, *by_name[2:]))
 
     def settled(self) -> "asyncio.Future[None]":
         """Return a future that is done once every call sent so far was answered, or lost."""
@@ -78,12 +84,18 @@ class Pipe:
             await line.closed
 
     async def _call(self, command: tuple[Arg, ...]) -> Reply:
-        line = self._line
         try:
-            # Asked here although `_ready` asks again: a call of a coroutine less for each script.
-            return await (line if line and not line.closed.done() else await self._ready()).send(command)
+            return await self._send(command)
         except RedisConnectionError:
-            return await (await self._ready()).send(command)
+            return await self._send_anew(command)
+
+    def _send(self, command: tuple[Arg, ...]) -> Awaitable[Reply]:
+        line = self._line
+        # Mostly there is one: then nothing but the reply is awaited.
+        return self._send_anew(command) if line is None or line.closed.done() else line.send(command)
+
+    async def _send_anew(self, command: tuple[Arg, ...]) -> Reply:
+        return await (await self._ready()).send(command)
 
     async def _ready(self) -> "_Line":
         if self._line is not None and not self._line.closed.done():
