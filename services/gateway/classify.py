@@ -3,14 +3,16 @@
 The body is parsed once, for the few fields below; the engine gets the bytes as they came.
 """
 
+import hashlib
 import re
+from functools import lru_cache
 from typing import Final
 from urllib.parse import unquote, unquote_plus
 
 import msgspec
 
 from services.gateway.headers import Head
-from services.gateway.prefixes import Boundary, framed, of_parts, of_text
+from services.gateway.prefixes import Boundary, begun, framed, of_parts, of_text
 from services.gateway.refusals import NotServed
 
 MODEL_CHARS_MAX: Final = 256
@@ -26,6 +28,8 @@ _FORM_MODEL: Final = re.compile(
 # Parts of a prompt have a comma between them; a text has some too. A prompt with more of them than any text
 # that fits a context is not taken apart: that would take seconds, and a hundred times its size in memory.
 _COMMAS_MAX: Final = 100_000
+# Of how many paths and models the beginning of a chain is kept; a path is no longer than a head.
+KEPT_BEGINNINGS_MAX: Final = 64
 _NOTHING: Final = msgspec.Raw(b"")
 _TRUE: Final = msgspec.Raw(b"true")
 
@@ -102,29 +106,34 @@ def _ask_of_json(head: Head, body: bytes) -> Ask:
 def _boundaries(path: str, model: str, fields: _Fields) -> tuple[Boundary, ...]:
     """Cut the prompt; a shape that is not understood has no boundaries and so stays cold."""
     values = msgspec.structs.astuple(fields)
-    named = framed((path.encode(), model.encode()))
     if values[_BESIDE] == _NOTHING_BESIDE:
         # Most requests: what follows would come to the same.
-        return _cut(named + _FRAMED_NOTHING, bytes(fields.messages)) or ()
+        return _cut(_usual_beginning(path, model), bytes(fields.messages)) or ()
     prompts = [bytes(raw) for raw in values[_PROMPTS]]
-    seed = named + framed(map(bytes, values[_AROUND]))
+    seed = framed((path.encode(), model.encode())) + framed(map(bytes, values[_AROUND]))
     for view in filter(None, prompts):
         # Which of several the engine reads is not known here: a long one must not hide behind a cached one.
         seed += framed(other for other in prompts if other is not view)
-        boundaries = _cut(seed, view)
+        boundaries = _cut(begun(seed), view)
         if boundaries is not None:
             return boundaries
     return ()
 
 
-def _cut(seed: bytes, prompt: bytes) -> tuple[Boundary, ...] | None:
+@lru_cache(maxsize=KEPT_BEGINNINGS_MAX)
+def _usual_beginning(path: str, model: str) -> hashlib.blake2b:
+    """Return the beginning of the prompts of a model that come with nothing beside `messages`."""
+    return begun(framed((path.encode(), model.encode())) + _FRAMED_NOTHING)
+
+
+def _cut(beginning: hashlib.blake2b, prompt: bytes) -> tuple[Boundary, ...] | None:
     """Cut one form of the prompt; None when it is neither a list nor a text."""
     try:
         if prompt[:1] == b"[":
             few = len(prompt) <= _COMMAS_MAX or prompt.count(b",") <= _COMMAS_MAX
-            return of_parts(seed, [bytes(part) for part in _parts.decode(prompt)]) if few else ()
+            return of_parts(beginning, [bytes(part) for part in _parts.decode(prompt)]) if few else ()
         if prompt[:1] == b'"':
-            return of_text(seed, _text.decode(prompt))
+            return of_text(beginning, _text.decode(prompt))
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
         return ()
     return None

@@ -17,7 +17,6 @@ BOUNDARIES_MAX: Final = 64
 WARM_SHARE: Final = 0.5
 CANDIDATES_MAX: Final = 16
 _HASH_BYTES: Final = 8
-_EMPTY_CHAIN: Final = hashlib.blake2b(digest_size=_HASH_BYTES)
 
 
 class Boundary(msgspec.Struct, frozen=True):
@@ -32,13 +31,17 @@ def framed(pieces: Iterable[bytes]) -> bytes:
     return b"".join([b"%d:%b" % (len(piece), piece) for piece in pieces])
 
 
-def of_parts(seed: bytes, parts: Sequence[bytes]) -> tuple[Boundary, ...]:
-    """Return the boundaries after each part; `seed` is what changes the meaning of all of them.
+def begun(seed: bytes) -> hashlib.blake2b:
+    """Return the beginning of a chain; `seed` is what changes the meaning of all that follows."""
+    return hashlib.blake2b(seed, digest_size=_HASH_BYTES)
+
+
+def of_parts(beginning: hashlib.blake2b, parts: Sequence[bytes]) -> tuple[Boundary, ...]:
+    """Return the boundaries after each part of a chain; its `beginning` stays as it is.
 
     The last BOUNDARIES_MAX are kept: a conversation grows at its end.
     """
-    chain = _EMPTY_CHAIN.copy()
-    chain.update(seed)
+    chain = beginning.copy()
     ends: list[tuple[str, int]] = []
     read, left = 0, len(parts)
     for part in parts:
@@ -51,7 +54,7 @@ def of_parts(seed: bytes, parts: Sequence[bytes]) -> tuple[Boundary, ...]:
     return tuple([Boundary(name, end / read) for name, end in ends if read])
 
 
-def of_text(seed: bytes, text: str) -> tuple[Boundary, ...]:
+def of_text(beginning: hashlib.blake2b, text: str) -> tuple[Boundary, ...]:
     """Return the boundaries of a plain prompt: block ends, thinned out, and its very end.
 
     Thinning keeps every 2nd, 4th, 8th ... block, so two long prompts of like length that share a
@@ -62,7 +65,7 @@ def of_text(seed: bytes, text: str) -> tuple[Boundary, ...]:
     while len(blocks) // step >= BOUNDARIES_MAX:
         step *= 2
     parts = [b"".join(blocks[at : at + step]) for at in range(0, len(blocks), step)]
-    return of_parts(seed, parts)
+    return of_parts(beginning, parts)
 
 
 def candidates(boundaries: tuple[Boundary, ...]) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ import pytest
 
 from services.gateway.classify import classify
 from services.gateway.headers import Head
-from services.gateway.prefixes import BOUNDARIES_MAX, candidates, of_text
+from services.gateway.prefixes import BOUNDARIES_MAX, begun, candidates, of_text
 from services.gateway.refusals import NotServed
 
 JSON = b"application/json"
@@ -151,8 +151,8 @@ def test_a_prompt_of_unknown_shape_is_the_engines_business_and_cold(fields: dict
 
 def test_long_prompts_with_a_common_beginning_meet_at_common_boundaries() -> None:
     text = "".join(chr(97 + n % 26) * 7 for n in range(40_000))
-    first = of_text(b"", text)
-    second = of_text(b"", text[:200_000] + "!" + text[200_000:])
+    first = of_text(begun(b""), text)
+    second = of_text(begun(b""), text[:200_000] + "!" + text[200_000:])
     assert len(first) <= BOUNDARIES_MAX
     shared = {boundary.hash for boundary in first} & {boundary.hash for boundary in second}
     assert max(boundary.share for boundary in second if boundary.hash in shared) > 0.6
