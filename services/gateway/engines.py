@@ -2,9 +2,9 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from types import TracebackType
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 from tenacity import AsyncRetrying, retry_if_exception, stop_after_attempt
@@ -52,28 +52,17 @@ class Engines:
         An engine that cannot have begun to work is left for another one, under the same permit. Entry raises
         EngineFailed. Cancelling closes the connection: the engine has lost it when this is left.
         """
-        return Exchange(self.first_reply(request, fleet, permit))
+        return Exchange(self, request, fleet, permit)
 
     def close(self) -> None:
         """Cut all connections."""
         for pool in self._pools.values():
             pool.close()
 
-    async def first_reply(self, request: EngineRequest, fleet: Fleet, permit: Permit) -> Reply:
-        """Return the reply, which the caller closes; prefer `open`."""
-        try:
-            reply = await self._call(request, fleet, permit.engine)
-        except EngineFailed as failed:
-            if not failed.may_retry or len(fleet.engines) == 1:
-                raise
-            reply = await self._elsewhere(request, fleet, permit, failed)
-        request.body = b""
-        return reply
-
-    async def _elsewhere(
+    async def ask_others(
         self, request: EngineRequest, fleet: Fleet, permit: Permit, failed: EngineFailed
     ) -> Reply:
-        """Try each other engine once, as far as the permit can be moved there."""
+        """Ask each other engine once, as far as the permit can be moved there; prefer `open`."""
         tried = {permit.engine}
         attempts = AsyncRetrying(
             retry=retry_if_exception(lambda error: isinstance(error, EngineFailed) and error.may_retry),
@@ -87,7 +76,7 @@ class Engines:
                     failed.may_retry = False
                     raise failed
                 tried.add(permit.engine)
-                return await self._call(request, fleet, permit.engine)
+                return await self.ask(request, fleet, permit.engine)
         raise failed
 
     async def _moved(self, permit: Permit, others: Sequence[str]) -> bool:
@@ -96,8 +85,11 @@ class Engines:
         except PermitError:
             return False
 
-    async def _call(self, request: EngineRequest, fleet: Fleet, name: str) -> Reply:
-        """Send the request to one engine, on an idle connection or else a new one; await the reply's head."""
+    async def ask(self, request: EngineRequest, fleet: Fleet, name: str) -> Reply:
+        """Ask one engine, on an idle connection or else a new one, and await the head of its reply.
+
+        The reply is the caller's, who closes it; prefer `open`. Raises EngineFailed.
+        """
         engine = fleet.engines[name]
         pool = self._pools.get(engine.url)
         if pool is None:
@@ -134,20 +126,31 @@ class Engines:
 class Exchange:
     """The context manager of one reply; see `Engines.open`."""
 
-    __slots__ = ("_coming", "_reply")
+    __slots__ = ("_engines", "_fleet", "_permit", "_reply", "_request")
 
-    def __init__(self, coming: Coroutine[Any, Any, Reply]) -> None:
-        """Wait for nothing yet."""
-        self._coming = coming
+    def __init__(self, engines: Engines, request: EngineRequest, fleet: Fleet, permit: Permit) -> None:
+        """Ask nobody yet."""
+        self._engines = engines
+        self._request = request
+        self._fleet = fleet
+        self._permit = permit
         self._reply: Reply | None = None
 
     async def __aenter__(self) -> Reply:
         """Return the reply when its head is there."""
+        engines, request, fleet, permit = self._engines, self._request, self._fleet, self._permit
         try:
-            self._reply = reply = await self._coming
+            try:
+                reply = await engines.ask(request, fleet, permit.engine)
+            except EngineFailed as failed:
+                if not failed.may_retry or len(fleet.engines) == 1:
+                    raise
+                reply = await engines.ask_others(request, fleet, permit, failed)
         except BaseException:
             await _turn()
             raise
+        request.body = b""
+        self._reply = reply
         return reply
 
     async def __aexit__(

@@ -144,7 +144,9 @@ class StreamObserver:
         """See Observer. Counted without parsing; the end of the stream is looked at once, for its markers."""
         if not self.first_token:
             return 0
-        events, markers = self._events + _count(self._end, self._tail(), self._counted), 0
+        events, markers = self._events, 0
+        if self._counted < self._size:
+            events += _count(self._end, self._tail(), self._counted)
         for block in reversed(self._last_events()[:-1]):
             # The first token's own event need not be looked at again.
             if markers >= events - 1 or (block and has_content(block)):

@@ -67,7 +67,7 @@ class Gate:
         Entry raises Refused, or Unavailable when Redis is away and the fleet's policy is `closed`. If the
         entry is cancelled, whatever Redis granted is given back by its id.
         """
-        return Hold(self, demand)
+        return Hold(self._acquirer, demand)
 
     def live(self) -> int:
         """Return how many permits this process holds."""
@@ -140,17 +140,17 @@ class Gate:
 class Hold:
     """The context manager of one permit; see `Gate.hold`."""
 
-    __slots__ = ("_demand", "_gate", "_permit")
+    __slots__ = ("_acquirer", "_demand", "_permit")
 
-    def __init__(self, gate: Gate, demand: Demand) -> None:
+    def __init__(self, acquirer: Acquirer, demand: Demand) -> None:
         """Ask for nothing yet."""
-        self._gate = gate
+        self._acquirer = acquirer
         self._demand = demand
         self._permit: Permit | None = None
 
     async def __aenter__(self) -> Permit:
         """Take the permit."""
-        self._permit = permit = await self._gate.take(self._demand)
+        self._permit = permit = await self._acquirer.take(self._demand)
         return permit
 
     async def __aexit__(
