@@ -124,15 +124,12 @@ def _front(data: ASGIApp, control: ASGIApp, admin: ASGIApp) -> ASGIApp:
 
     def front(scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         path: str = scope["path"]
-        if path.startswith("/v1/") and path not in _OWN_PATHS and not _is_stop(scope):
+        is_stop = scope["method"] == "DELETE" and path.startswith(_STOP_PATH)
+        # Other methods under the path of stops are an engine's, if it knows them.
+        if path.startswith("/v1/") and path not in _OWN_PATHS and not is_stop:
             return data(scope, receive, send)
         if path.startswith(_ADMIN_PATH):
             return admin(scope, receive, send)
         return control(scope, receive, send)
 
     return front
-
-
-def _is_stop(scope: Scope) -> bool:
-    # Other methods under this path are an engine's, if it knows them.
-    return scope["method"] == "DELETE" and str(scope["path"]).startswith(_STOP_PATH)

@@ -93,12 +93,15 @@ class Reply:
             raise
         return self
 
-    async def read(self, pass_on: Callable[[bytes], bool] | None = None) -> bytes:
+    async def read(
+        self, pass_on: Callable[[bytes], bool] | None = None, before_wait: Callable[[], None] | None = None
+    ) -> bytes:
         """Return what has arrived, b"" at the clean end; raise EngineFailed at any other, after all bytes.
 
-        Waits only when nothing is there; meanwhile `pass_on` is offered what arrives before the end, in the
-        event loop's own call, and the first piece that it does not take is returned: to wake a task for each
-        token costs more than to pass it on. It must not raise. Cancelling cuts the connection.
+        Waits only when nothing is there, and calls `before_wait` first; meanwhile `pass_on` is offered what
+        arrives before the end, in the event loop's own call, and the first piece that it does not take is
+        returned: to wake a task for each token costs more than to pass it on. Neither may raise. Cancelling
+        cuts the connection.
         """
         try:
             while not self._pieces:
@@ -106,6 +109,8 @@ class Reply:
                     return b""
                 if self._broken is not None:
                     raise self._broken
+                if before_wait is not None:
+                    before_wait()
                 self._pass_on = pass_on
                 await self._next()
         except asyncio.CancelledError:
@@ -114,11 +119,6 @@ class Reply:
         if self._held >= HELD_BYTES and self._connection is not None:
             self._connection.resume_reading()
         return self._take()
-
-    @property
-    def is_awaited(self) -> bool:
-        """Whether `read` would have to wait."""
-        return not self._pieces and not self.is_whole and self._broken is None
 
     @property
     def is_read(self) -> bool:

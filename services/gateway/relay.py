@@ -33,9 +33,7 @@ class Stream:
         wire = trip.wire
         self._start()
         while True:
-            if reply.is_awaited:
-                wire.flush()
-            chunk = await reply.read(self._take if trip.first_token_s else None)
+            chunk = await reply.read(self._take if trip.first_token_s else None, before_wait=wire.flush)
             now_s = deadlines.reading()
             observer.feed(chunk)
             ended = not chunk or reply.is_read
@@ -98,17 +96,13 @@ class Stream:
 
 def own_lines(trip: Trip) -> bytes:
     """Return the headers that every reply under a permit carries, refusals included once there is one."""
-    lines = b"x-request-id: %b\r\n" % trip.request_id.encode()
+    lines = f"x-request-id: {trip.request_id}\r\n"
     if trip.head.client_request_id:
-        lines += b"x-client-request-id: %b\r\n" % trip.head.client_request_id.encode()
-    permit = trip.permit
-    if permit is not None:
-        lines += b"tenure-lease: %b\r\ntenure-class: %b\r\ntenure-queue-ms: %d\r\n" % (
-            permit.id.encode(),
-            permit.class_.encode(),
-            trip.queue_ms,
-        )
-    return lines
+        lines += f"x-client-request-id: {trip.head.client_request_id}\r\n"
+    if (permit := trip.permit) is not None:
+        lines += f"tenure-lease: {permit.id}\r\ntenure-class: {permit.class_}\r\n"
+        lines += f"tenure-queue-ms: {trip.queue_ms}\r\n"
+    return lines.encode()
 
 
 def send_refusal(refusal: Refusal, trip: Trip) -> None:

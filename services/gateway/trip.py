@@ -98,6 +98,7 @@ class Trip:
         "last_token_s",
         "over",
         "permit",
+        "queue_ms",
         "queued_at_ms",
         "queued_s",
         "reason",
@@ -131,6 +132,8 @@ class Trip:
         # The fleet's, from admission on.
         self.figures: FleetFigures | None = None
         self.admitted_s = self.first_token_s = self.last_token_s = self.ended_s = self.released_s = 0.0
+        # How long the request waited for its permit, once it has one.
+        self.queue_ms = 0
         self.body_read = False
         self.head_sent = False
         self.status = 0
@@ -140,15 +143,11 @@ class Trip:
         self.refused: str | None = None
         self.over = False
 
-    @property
-    def queue_ms(self) -> int:
-        """How long the request waited for its permit."""
-        return round(1000 * (self.admitted_s - self.queued_s))
-
     def admit(self, permit: Permit) -> None:
         """Take note of the permit, whose owner is the caller, and start the budgets of the trip's fleet."""
         assert self.fleet is not None  # noqa: S101  (the demand named it)
         self.admitted_s = monotonic()
+        self.queue_ms = round(1000 * (self.admitted_s - self.queued_s))
         self.permit = permit
         permit.phase = "draining" if self._books.draining else "prefill"
         permit.on_cut = self._cut_off
