@@ -15,7 +15,7 @@ import msgspec
 import structlog
 
 LINES_MAX: Final = 20_000
-FLUSH_S: Final = 0.1
+FLUSH_S: Final = 0.25
 # How long a full pipe may hold up the end of the process.
 _LAST_FLUSH_S: Final = 2.0
 
@@ -86,7 +86,7 @@ class Journal:
         self._sink.info(msgspec.json.encode(line) + b"\n")
 
     async def run(self) -> None:
-        """Write what has gathered, ten times a second, until cancelled."""
+        """Write what has gathered, each FLUSH_S, until cancelled."""
         while True:
             await asyncio.sleep(FLUSH_S)
             if self._sink.lines:

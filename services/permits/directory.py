@@ -13,10 +13,10 @@ from services.permits.errors import Unavailable
 from services.permits.model import KeyVersion
 from services.permits.store import Store
 
-# A change is to be seen within a second; looking costs two small reads.
-REFRESH_S: Final = 0.5
+# A change is to be seen within a second; looking costs two small reads, and an idle process a wake-up.
+REFRESH_S: Final = 0.8
 # Even when the version looks the same: somebody may have edited a value by hand.
-RELOAD_EVERY: Final = 30
+RELOAD_EVERY: Final = 20
 # Keys whose tenant is remembered for the next request: to hash one is a thirtieth of a request's CPU.
 KNOWN_MAX: Final = 1_024
 
