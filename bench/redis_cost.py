@@ -4,7 +4,8 @@ What is measured is the CPU time of the server's main thread, reading and answer
 counts it, while a burst of calls lies in its socket: what a call costs a Redis that is busy. The rows of a
 table take turns, burst by burst, and each figure is a median: a machine whose speed drifts changes them all.
 By leases and tenants, the first acquires of a turn find the caches full of the row before it, and are not
-counted: a Redis that is busy has its own in them. Released is what a tick has renewed, as most requests last.
+counted: a Redis that is busy has its own in them. Released one by one is what a tick has renewed:
+most requests last so long.
 """
 
 import asyncio

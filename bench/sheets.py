@@ -144,8 +144,9 @@ def redis_growth(rows: Sequence[Cost]) -> Sheet:
             for row in rows
         ],
         f"The server's main thread, reading and answering included, in bursts of {redis_cost.BURST} calls, "
-        "before which so many leases are live. Each lease has a place in four pools, and goes after a tick. "
-        f"Medians of {redis_cost.ROUNDS} turns on each of {redis_cost.SERVERS} servers, one after the other.",
+        "before which so many leases are live. Each lease has a place in four pools, and goes after a tick, "
+        f"those of ten in a call before one. Medians of {redis_cost.ROUNDS} turns on each of "
+        f"{redis_cost.SERVERS} servers, one after the other.",
     )
 
 

@@ -31,7 +31,7 @@ DRAIN_LEAST_S: Final = 1.0
 _CUT_S: Final = 2.0
 _KEEP_ALIVE_S: Final = 75
 # How often idle connections are looked at.
-_LOOK_S: Final = 1.0
+LOOK_S: Final = 1.0
 
 
 class Server(uvicorn.Server):
@@ -61,7 +61,8 @@ class Server(uvicorn.Server):
         while not self.should_exit:
             self._close_idle()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._stopping.wait(), _LOOK_S)
+                async with asyncio.timeout(LOOK_S):
+                    await self._stopping.wait()
 
     def _close_idle(self) -> None:
         now_s = monotonic()

@@ -13,12 +13,12 @@ from services.permits.errors import Unavailable
 from services.permits.model import KeyVersion
 from services.permits.store import Store
 
-# A change is to be seen within a second; looking costs two small reads, and an idle process a wake-up.
-REFRESH_S: Final = 0.8
+# A change is to be seen within a second; looking costs two small reads.
+REFRESH_S: Final = 0.5
 # Even when the version looks the same: somebody may have edited a value by hand.
-RELOAD_EVERY: Final = 20
+RELOAD_EVERY: Final = 30
 # Keys whose tenant is remembered for the next request: to hash one is a thirtieth of a request's CPU.
-KNOWN_MAX: Final = 1_024
+REMEMBERED_MAX: Final = 1_024
 
 # Before the name of a tenant: the field that says since when it exists; empty: it was removed.
 _NOTE: Final = "#tenant:"
@@ -32,36 +32,34 @@ class Directory:
         self._store = store
         self._seeds = dict(seeds)
         self._named = {*seeds.values(), *tenants}
-        self._tenants: Mapping[str, str] | None = None
-        # Whose keys came since this copy was read, a few seconds ago: forgotten with it.
-        self._known: dict[str, str] = {}
+        # Key hash -> tenant as last read, and the keys that came since with theirs: forgotten with that copy.
+        # Replaced as a whole: of an older copy nothing is remembered beside a newer one.
+        self._copy: tuple[Mapping[str, str], dict[str, str]] | None = None
         self._version: KeyVersion | None = None
         self._age = 0
 
     def tenant_of(self, key: str) -> str | None:
         """Return the key's tenant or None; raise Unavailable before the first copy was read."""
-        # Taken first: what an older copy says is then remembered nowhere that a newer one is asked.
-        known = self._known
-        if (tenant := known.get(key)) is not None:
-            return tenant
-        if self._tenants is None:
+        if self._copy is None:
             raise Unavailable("the keys have not been read from Redis yet")
-        # Looked up by hash: how long that takes says nothing about the key.
-        tenant = self._tenants.get(hashlib.sha256(key.encode()).hexdigest()) or None
-        if tenant is not None:
-            if len(known) >= KNOWN_MAX:
-                known.clear()
-            known[key] = tenant
+        tenants, remembered = self._copy
+        if (tenant := remembered.get(key)) is None:
+            # Looked up by hash: how long that takes says nothing about the key.
+            tenant = tenants.get(hashlib.sha256(key.encode()).hexdigest()) or None
+            if tenant is not None:
+                if len(remembered) >= REMEMBERED_MAX:
+                    remembered.clear()
+                remembered[key] = tenant
         return tenant
 
     @property
     def known(self) -> bool:
         """Whether the keys have been read at all."""
-        return self._tenants is not None
+        return self._copy is not None
 
     def tenants(self) -> list[str]:
         """Return the names of all tenants that have a key."""
-        return sorted(_named(self._tenants or {}))
+        return sorted(_named(self._copy[0] if self._copy else {}))
 
     async def refresh(self) -> None:
         """Bring the copy up to date, or Redis, when Redis lost what this copy still has."""
@@ -75,12 +73,11 @@ class Directory:
         copied, tenants = await self._store.key_copy()
         # Lost since we looked: what we have is the better copy, and the next look writes it back.
         if copied.epoch and copied.epoch == version.epoch:
-            self._version, self._tenants, self._age = copied, tenants, 0
-            self._known = {}
+            self._version, self._copy, self._age = copied, (tenants, {}), 0
 
     async def _seed(self) -> None:
-        if self._tenants and self._version:
-            await self._store.seed_keys(self._tenants, revision=self._version.revision)
+        if self._copy and self._version:
+            await self._store.seed_keys(self._copy[0], revision=self._version.revision)
         await self._store.seed_keys(self._seeds)
         _, facts = await self._store.key_copy()
         # A tenant that was removed stays so, whatever a file says; see lua/set_tenant.lua.

@@ -49,14 +49,12 @@ class Pipe:
         """
         by_name = ("EVALSHA", script.sha, len(keys), *keys, *args)
         try:
-            return await self._send(by_name)
+            try:
+                return await self._send(by_name)
+            except RedisConnectionError:
+                return await self._send_anew(by_name)
         except NoScriptError:
             return await self._call(("EVAL", script.text, *by_name[2:]))
-        except RedisConnectionError:
-            try:
-                return await self._send_anew(by_name)
-            except NoScriptError:
-                return await self._call(("EVAL", script.text, *by_name[2:]))
 
     def settled(self) -> "asyncio.Future[None]":
         """Return a future that is done once every call sent so far was answered, or lost."""

@@ -5,9 +5,9 @@ from collections import deque
 
 
 class Turns:
-    """Of one event loop. A turn is taken by counting `free` down, or by `come` when none is, and ended once.
+    """Of one event loop. Take one by `if turns.free: turns.free -= 1`, else by `turns.come()`; `end` it once.
 
-    Not in one call of a method: most find a turn free, and need none of a coroutine's.
+    In the caller's own lines: mostly a turn is free, and needs no coroutine.
     """
 
     __slots__ = ("_waiting", "free")

@@ -3,6 +3,9 @@
 import gc
 from typing import Any
 
+import pytest
+
+from services.gateway import server
 from services.gateway.protocol import HEAD_WAIT_S, Protocol
 from services.permits.clock import monotonic
 from tests.support.answers import Dies, Stream
@@ -111,6 +114,17 @@ async def test_a_connection_without_a_request_is_closed_in_time(gateway: Any) ->
     assert not any(protocol.transport.is_closing() for protocol in protocols)
     for protocol in protocols:
         protocol.close_if_idle(monotonic() + HEAD_WAIT_S + 1)
+    assert await call.rest() == b""
+    call.close()
+
+
+async def test_connections_are_looked_at_without_anybody_asking(
+    open_gateway: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "LOOK_S", 0.05)
+    monkeypatch.setattr("services.gateway.protocol.HEAD_WAIT_S", 0.2)
+    gateway = await open_gateway()
+    call = await Call.connect(gateway.url)
     assert await call.rest() == b""
     call.close()
 

@@ -40,6 +40,26 @@ async def test_a_stream_that_ends_well_is_completed(gateway: Any, engine: Script
     await left_alone(gateway, engine)
 
 
+async def test_the_spans_of_a_line_lie_between_its_times(gateway: Any, engine: ScriptedEngine) -> None:
+    """Each of another length, so that none can stand for another."""
+    engine.answer = Stream(tokens=3, delay_s=0.05, gap_s=0.1)
+    call = await gateway.call()
+    assert await call.head() == 200
+    await call.rest()
+    call.close()
+    line = await gateway.record()
+    queued, admitted, first, last, released = (
+        line[name] for name in ("queued_at", "admitted_at", "first_token_at", "last_token_at", "released_at")
+    )
+    assert line["queue_ms"] == pytest.approx(admitted - queued, abs=1)
+    assert line["prefill_ms"] == pytest.approx(first - admitted, abs=1)
+    assert line["decode_ms"] == pytest.approx(last - first, abs=1)
+    assert line["prefill_ms"] >= 50
+    assert line["decode_ms"] >= 200
+    # Its end lies between the last token and the release.
+    assert 0 <= line["release_ms"] <= released - last + 1
+
+
 async def test_the_place_is_free_when_the_engine_is_done_not_when_the_client_has_read(
     gateway: Any, engine: ScriptedEngine
 ) -> None:

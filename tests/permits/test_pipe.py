@@ -132,6 +132,18 @@ async def test_a_connection_that_breaks_is_replaced_once_in_a_call(shim: RedisSh
         assert await echo(pipe, "w") == "w"
 
 
+async def test_a_connection_that_breaks_leads_to_a_redis_that_has_forgotten_its_scripts(
+    shim: RedisShim, seen: Seen
+) -> None:
+    """As when it was started again."""
+    async with a_pipe(shim.url) as pipe:
+        await echo(pipe, "ready")
+        seen.client.script_flush()
+        cut = shim.drop_replies(lambda request: b"only-here" in request)
+        assert await echo(pipe, "only-here") == "only-here"
+        assert cut.hits == 1
+
+
 async def test_a_redis_that_is_away_is_an_error_for_each_who_asks_and_found_again(shim: RedisShim) -> None:
     async with a_pipe(shim.url) as pipe:
         shim.refuse()

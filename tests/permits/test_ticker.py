@@ -10,6 +10,7 @@ import pytest
 
 from services.permits import LeaseTimes, Permit, Refused
 from services.permits.clock import monotonic
+from services.permits.scripts import load
 from tests.permits.scene import KEYS, LIMITS, TIMES, Heard, a_gate, a_store, demand, granted_of
 from tests.support.waiting import wait_until
 
@@ -85,6 +86,32 @@ async def test_phases_reach_redis_with_the_next_tick(url: str) -> None:
                 return [row.phase for row in await store.inspect("f")] == [phase]
 
             await wait_until(shown, f"phase {phase} is shown")
+
+
+async def test_a_phase_is_told_until_redis_has_heard_of_it_and_then_no_more(
+    url: str, shim: RedisShim
+) -> None:
+    heard, tick, told = Heard(), load()["tick"].sha.encode(), list[bytes]()
+
+    def tells(request: bytes) -> bool:
+        """Whether the phase is one of a tick's arguments: news; elsewhere it is among the facts."""
+        news = tick in request and b"$6\r\ndecode\r\n" in request
+        told.extend([request] * news)
+        return news
+
+    async with a_gate(shim.url, listener=heard) as gate, a_store(url) as store, gate.hold(demand()) as permit:
+        lost = shim.fail(tells)
+        permit.phase = "decode"
+
+        async def shown() -> bool:
+            return [row.phase for row in await store.inspect("f")] == ["decode"]
+
+        await wait_until(shown, "the phase is shown")
+        assert lost.hits == 1
+        shim.fail(tells, count=99)
+        ticks = len(heard.ticks)
+        await wait_until(lambda: len(heard.ticks) >= ticks + 2, "two more ticks")
+        assert len(told) == 1
 
 
 async def test_more_than_five_hundred_leases_are_renewed_in_several_calls(url: str, seen: Seen) -> None:

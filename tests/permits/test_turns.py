@@ -3,12 +3,18 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from services.permits import Demand, Permit
+from services.permits.acquirer import AT_ONCE_MAX
+from services.permits.model import Answer
+from services.permits.store import Store
 from services.permits.turns import Turns
+from tests.permits.scene import LIMITS, a_gate, demand
 
 
 @asynccontextmanager
@@ -57,6 +63,7 @@ async def test_a_turn_that_came_together_with_a_cancellation_is_handed_on() -> N
     assert turns.free == 1
 
 
+@settings(deadline=None)
 @given(
     most=st.integers(1, 3),
     steps=st.lists(st.tuples(st.sampled_from(["come", "end", "leave", "end and leave"]), st.integers(0, 7))),
@@ -95,3 +102,28 @@ async def test_never_more_than_so_many_and_none_is_lost(most: int, steps: list[t
     await asyncio.wait_for(asyncio.gather(*(task for task, _ in everyone), return_exceptions=True), 5)
     assert peak <= most
     assert turns.free == most
+
+
+async def test_no_more_acquires_than_so_many_are_under_way(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asks = now = peak = 0
+    ask = Store.acquire
+
+    async def counted(self: Store, asked: Demand, **more: Any) -> Answer:
+        nonlocal asks, now, peak
+        asks, now = asks + 1, now + 1
+        peak = max(peak, now)
+        try:
+            return await ask(self, asked, **more)
+        finally:
+            now -= 1
+
+    monkeypatch.setattr(Store, "acquire", counted)
+    async with a_gate(url) as gate:
+        takes = [gate.take(demand()) for _ in range(3 * AT_ONCE_MAX)]
+        answers = await asyncio.gather(*takes, return_exceptions=True)
+        assert asks == 3 * AT_ONCE_MAX
+        assert peak == AT_ONCE_MAX
+        held = [answer for answer in answers if isinstance(answer, Permit)]
+        assert len(held) == LIMITS["total"]
+        for permit in held:
+            permit.close()

@@ -115,7 +115,7 @@ def _line_may_be_missing(one: Asked, faults: Faults) -> bool:
     for fault in faults.all:
         if fault.target != one.gateway or fault.kind not in GONE or fault.start_s < one.start_s - 60:
             continue
-        # Lines are written ten times a second, once Redis has acknowledged the release.
+        # Lines are written four times a second, once Redis has acknowledged the release.
         waits = faults.near(REDIS, one.end_s, fault.start_s, one.gateway) is not None
         if one.start_s <= fault.end_s and fault.start_s <= one.end_s + (60 if waits else 1):
             return fault.kind == "kill" or one.end in ("refused", "unanswered", "reset")
