@@ -12,11 +12,13 @@ from tests.support.answers import as_asked
 from tests.support.redis_server import RedisServer, a_redis
 from tests.support.rig import rig
 from tests.support.scripted_engine import ScriptedEngine
+from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
 ENGINE_KEY = "engine-key-9876543210"
+ENDS = "tenure:{demo}:ends"
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +51,11 @@ async def lasting_target(
     engine = {"url": lasting_engine.url, "name": "e1", "api_key": ENGINE_KEY}
     folder = tmp_path_factory.mktemp("target")
     async with rig(folder, lasting_redis.url, engines=[engine], gateways=1, **settings) as started:
-        yield Target(started.gateways[0], lasting_engine, lasting_redis)
+        made = Target(started.gateways[0], lasting_engine, lasting_redis)
+        # The first end that a tick tells makes a key: before any test looks at what its own doing leaves.
+        await made.good_request()
+        await wait_until(lambda: ENDS in lasting_redis.cli("KEYS", "*"), "the first end is told")
+        yield made
 
 
 @pytest_asyncio.fixture

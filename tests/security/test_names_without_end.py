@@ -13,7 +13,6 @@ from tests.security.strict_http import replies_in
 from tests.security.target import KEY, Target, exchange, good, resident_bytes
 from tests.support.admin_client import ADMIN, TOKEN
 from tests.support.client import Call, chat_body, fetch, request_bytes
-from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -122,9 +121,6 @@ def redis_keys(target: Target) -> set[str]:
 async def test_names_that_callers_make_up_leave_no_trace(target: Target, kind: str) -> None:
     """What grows with what strangers send is theirs to fill: a scrape, a database, a process."""
     make, count, statuses = KINDS[kind]
-    # What the first request that is served leaves, told with a tick after its end.
-    await target.good_request()
-    await wait_until(lambda: "tenure:{demo}:ends" in redis_keys(target), "its end is told")
     log_before = target.gateway.log_path.stat().st_size
     third = count // 3
     assert await send_all(target, make, range(third)) <= statuses
