@@ -30,8 +30,7 @@ def _stamp(reply: list[Any]) -> Stamp:
 
 
 def _granted(reply: list[Any]) -> Granted:
-    # The answer of nearly each request: its stamp is read here.
-    return Granted(class_=reply[3], engine=reply[4], stamp=Stamp(reply[1], int(reply[2])))
+    return Granted(class_=reply[3], engine=reply[4], stamp=_stamp(reply))
 
 
 def _full(reply: list[Any]) -> Full:
